@@ -1,0 +1,1 @@
+"""Decides and simulates expert offloading. Never imports torch."""

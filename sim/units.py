@@ -1,0 +1,40 @@
+"""The only unit conversions. Inside the program time is int nanoseconds and sizes are int bytes.
+
+GB is 10**9 bytes, GiB is 2**30 bytes; a name or an output says which one it means.
+"""
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+GB = 1_000_000_000
+GIB = 1 << 30
+
+
+def us(value: float) -> int:
+    """Microseconds to whole nanoseconds."""
+    return round(value * NS_PER_US)
+
+
+def ms(value: float) -> int:
+    """Milliseconds to whole nanoseconds."""
+    return round(value * NS_PER_MS)
+
+
+def gib(value: float) -> int:
+    """GiB (2**30 bytes) to whole bytes."""
+    return round(value * GIB)
+
+
+def gb_per_s(value: float) -> float:
+    """GB/s (10**9 bytes a second) to bytes a second."""
+    return value * GB
+
+
+def tflops(value: float) -> float:
+    """TFLOP/s to floating-point operations a second."""
+    return value * 1e12
+
+
+def seconds(value_ns: int) -> float:
+    """Whole nanoseconds to seconds, for output only."""
+    return value_ns / NS_PER_S
