@@ -1,0 +1,170 @@
+"""Routing as data: which experts a router's logits select, and with which weights, without the model.
+
+A `RoutingRule` re-states a model's top-k rule in numpy, so that a simulator can turn recorded or forecast logits into
+selections. A capture fits the rule and counts how many recorded selections it reproduces; the trace header carries
+both.
+
+Order is total. Among equal selection scores the lower expert id is selected first; the selected experts are returned
+by descending float32 weight, equal weights by ascending id. Scores are computed in float64, so two logits that differ
+are seldom made equal by rounding; frameworks leave the order of equal scores open, hence a rule can differ from a
+model only where scores (nearly) tie.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "identity")
+GROUPS = (None, "max", "top2sum")
+WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk")
+_FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
+
+
+@dataclass(frozen=True)
+class RoutingRule:
+    """Top-k selection and weighting of one router.
+
+    ``score`` maps logits to scores over all experts. ``score + bias`` chooses (``bias``: one value per expert, never
+    part of a weight). With ``group`` set, the experts form ``n_group`` equal runs of ids; only the ``topk_group``
+    best runs, by their largest score or by the sum of their two largest, may be chosen from. ``weight`` says how the
+    chosen are weighted: their score (`gather`), their score over the sum of the chosen scores (`norm`), or the
+    softmax or sigmoid of their logits; then times ``scale``.
+
+    Raise a :exc:`ValueError` that names the field when a value is unknown, not finite or inconsistent.
+
+    Source: the routers of transformers 5, compared rule by rule.
+    """
+
+    score: str = "softmax"
+    bias: tuple[float, ...] | None = None
+    group: str | None = None
+    n_group: int = 1
+    topk_group: int = 1
+    weight: str = "gather"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.score in SCORES, "score", self.score, f"must be one of {SCORES}")
+        _require(self.group in GROUPS, "group", self.group, f"must be one of {GROUPS}")
+        _require(self.weight in WEIGHTS, "weight", self.weight, f"must be one of {WEIGHTS}")
+        for field in ("n_group", "topk_group"):
+            value = getattr(self, field)
+            _require(type(value) is int and 1 <= value <= 1 << 15, field, value, "must be an int of 1 or more")
+        _require(self.topk_group <= self.n_group, "topk_group", self.topk_group, f"must be <= n_group={self.n_group}")
+        _require(_is_finite(self.scale), "scale", self.scale, "must be a finite number")
+        if self.bias is not None:
+            valid = isinstance(self.bias, tuple) and all(_is_finite(value) for value in self.bias)
+            _require(valid, "bias", self.bias, "must be a tuple of finite numbers, one per expert")
+
+    def check_experts(self, num_experts: int, top_k: int) -> None:
+        """Raise a :exc:`ValueError` if this rule cannot select ``top_k`` of ``num_experts`` experts."""
+        if self.bias is not None:
+            _require(len(self.bias) == num_experts, "bias", f"{len(self.bias)} values", f"must have {num_experts}")
+        eligible = num_experts
+        if self.group is not None:
+            _require(num_experts % self.n_group == 0, "n_group", self.n_group, f"must divide {num_experts} experts")
+            eligible = num_experts // self.n_group * self.topk_group
+        _require(1 <= top_k <= eligible, "top_k", top_k, f"must lie in 1..{eligible}, the experts that may be chosen")
+
+    def route(self, logits: NDArray[Any], top_k: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+        """Selected experts and their weights, ``(ids int16 [..., K], weights float32 [..., K])``, for ``logits [...,
+        E]``.
+
+        Order: descending weight, then ascending id. Raise a :exc:`ValueError` if a logit is not finite or the rule
+        does not fit E.
+        """
+        values = np.asarray(logits, dtype=np.float64)
+        self.check_experts(values.shape[-1], top_k)
+        if not np.isfinite(values).all():
+            raise ValueError("logits must be finite: leave out the rows that were not recorded (NaN) before routing")
+        flat = values.reshape(-1, values.shape[-1])
+        scores = _scores(flat, self.score)
+        ids = _largest(self._eligible(scores), top_k)
+        weights = self._weights(flat, scores, ids).astype(np.float32)
+        order = np.lexsort((ids, -weights), axis=-1)
+        shape = (*values.shape[:-1], top_k)
+        return (
+            np.take_along_axis(ids, order, -1).astype(np.int16).reshape(shape),
+            np.take_along_axis(weights, order, -1).reshape(shape),
+        )
+
+    def _eligible(self, scores: Floats) -> Floats:
+        """Selection scores ``[R, E]``; -inf for experts of groups that were not chosen."""
+        choice = scores if self.bias is None else scores + np.asarray(self.bias, dtype=np.float64)
+        if self.group is None:
+            return choice
+        groups = choice.reshape(len(choice), self.n_group, -1)
+        best = min(1 if self.group == "max" else 2, groups.shape[-1])
+        group_scores = np.sort(groups, axis=-1)[..., -best:].sum(-1)
+        kept = np.zeros_like(group_scores, dtype=bool)
+        np.put_along_axis(kept, _largest(group_scores, self.topk_group), True, axis=-1)
+        return np.where(kept[..., None], groups, -np.inf).reshape(choice.shape)
+
+    def _weights(self, logits: Floats, scores: Floats, ids: NDArray[np.int64]) -> Floats:
+        chosen = np.take_along_axis(logits if self.weight.endswith("_topk") else scores, ids, -1)
+        if self.weight == "norm":
+            total = chosen.sum(-1, keepdims=True)
+            # An all-zero row has no shares; weight 0 keeps it finite.
+            chosen = np.divide(chosen, total, out=np.zeros_like(chosen), where=total != 0)
+        elif self.weight != "gather":
+            chosen = _scores(chosen, self.weight.removesuffix("_topk"))
+        return chosen * self.scale
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; `from_json` gives an equal rule back."""
+        plain: dict[str, Any] = {field: getattr(self, field) for field in _FIELDS}
+        plain["bias"] = None if self.bias is None else list(self.bias)
+        return plain
+
+    @classmethod
+    def from_json(cls, value: object) -> "RoutingRule":
+        """Inverse of `to_json`. Raise a :exc:`ValueError` that names the field for anything else."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f"routing rule must be an object, not {type(value).__name__}")
+        if set(value) != set(_FIELDS):
+            raise ValueError(f"routing rule has fields {sorted(map(str, value))}, must have {sorted(_FIELDS)}")
+        bias = value["bias"]
+        return cls(**{**value, "bias": tuple(bias) if isinstance(bias, list) else bias})
+
+
+def _require(holds: bool, field: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"routing rule: {field} is {str(value)[:120]!r}, {rule}")
+
+
+def _is_finite(value: object) -> bool:
+    """A real number that float32 can hold: JSON may bring NaN, huge ints, bools or text."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 3e38
+
+
+def _scores(logits: Floats, score: str) -> Floats:
+    if score == "softmax":
+        shifted = np.exp(logits - logits.max(-1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(-1, keepdims=True))
+    if score == "sigmoid":
+        # exp of -|x| never overflows.
+        small = np.exp(-np.abs(logits))
+        return np.where(logits >= 0, 1.0, small) / (1.0 + small)
+    if score == "sqrtsoftplus":
+        return np.sqrt(np.logaddexp(0.0, logits))
+    return logits
+
+
+def _largest(values: Floats, count: int) -> NDArray[np.int64]:
+    """Indices ``[R, count]`` of the largest values, best first, the lower index first among equals.
+
+    ``count`` passes of argmax: argmax returns the first of equal values, and k is small beside a sort of all experts.
+    """
+    left = values.copy()
+    rows = np.arange(len(values))
+    picked = np.empty((len(values), count), dtype=np.int64)
+    for rank in range(count):
+        picked[:, rank] = left.argmax(-1)
+        # -inf marks both "taken" and "not eligible"; check_experts makes sure that enough are left.
+        left[rows, picked[:, rank]] = -np.inf
+    return picked

@@ -1,0 +1,428 @@
+"""Traces: what a model's routers saw and chose, as a directory of a header and columns.
+
+A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a set of numpy arrays
+over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a row is a site x token-row, ordered by
+site, then step and row in the step) and other files that the header lists. Wide columns (logits, lookahead, norms,
+activation shares) may be stored as small integers times a step that the header states; they are read only when asked
+for, and always come back as float32.
+
+Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
+nothing is ever evaluated. Encoder-decoder models, whose steps visit only some of the sites, are refused by name.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sim.trace_header import (
+    COLUMNS,
+    HEADER_FILE,
+    ROUTES_FILE,
+    Header,
+    Lookahead,
+    ModelShape,
+    Site,
+    TraceError,
+    TraceSequence,
+    check_header,
+    check_path,
+    parse_header,
+    trace_sha256,
+)
+
+__all__ = [
+    "CHUNK", "DECODE", "PREFILL", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError", "TraceSequence",
+    "read_trace", "trace_sha256", "write_trace",
+]  # fmt: skip
+
+PREFILL, DECODE, CHUNK = 0, 1, 2
+ROW_DTYPES: Mapping[str, Any] = {
+    "step": pl.Int32, "phase": pl.UInt8, "sequence": pl.Int32, "position": pl.Int32, "token": pl.Int32,
+    "valid": pl.Boolean,
+}  # fmt: skip
+_STORED_DTYPES = (pl.Int8, pl.Int16, pl.Float32)
+
+Float32s = NDArray[np.float32]
+Content = bytes | Callable[[Path], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A trace in memory: N token-rows, S sites, top-K of E experts.
+
+    Rows [N], ordered by step, then by row in the step: ``step``; ``phase`` (PREFILL, DECODE, or CHUNK: several tokens
+    on top of a cache); ``sequence`` (a number of the header); ``position`` in its sequence and ``token`` id (-1:
+    unknown); ``valid``, False for padding, whose position is -1: padding is routed and loads experts, but is no
+    token.
+
+    Per row and site: ``ids`` [N, S, K], -1 where the model dropped the choice or chose a null expert; ``weights`` [N,
+    S, K], as the model applied them; the order inside K is the model's own and need not be by weight.
+
+    None (or empty) when not recorded or not asked for: ``logits`` [N, S, E]; ``lookahead``, by norm (`raw`: the
+    router j sites on is fed this site's gate input; `renormed`: that input with this site's norm weight exchanged for
+    the other's), [N, S, J, E], entry [n, s, j - 1] for router s + j, NaN where not recorded; ``expert_norms`` [N, S,
+    K], the norm of each selected expert's output before weighting; ``active_shares`` [N, S, K, P], the share of
+    channels of ``|x W_up|`` at or above the threshold of each of the header's P sparsities, NaN where not recorded.
+    """
+
+    header: Header
+    step: NDArray[np.int32]
+    phase: NDArray[np.uint8]
+    sequence: NDArray[np.int32]
+    position: NDArray[np.int32]
+    token: NDArray[np.int32]
+    valid: NDArray[np.bool_]
+    ids: NDArray[np.int16]
+    weights: Float32s
+    logits: Float32s | None = None
+    lookahead: Mapping[str, Float32s] = field(default_factory=dict)
+    expert_norms: Float32s | None = None
+    active_shares: Float32s | None = None
+
+
+def write_trace(directory: str | Path, trace: Trace, extra_files: Mapping[str, Content] | None = None) -> Header:
+    """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every file.
+
+    ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given. The directory
+    appears complete or not at all: it is built beside its destination and renamed. Raise `TraceError` if the trace is
+    inconsistent or ``directory`` is not empty; fixed-point columns are rounded to the steps in the header.
+    """
+    target = Path(directory)
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise TraceError(str(target), "directory", "not empty", "must be new", "choose another one, or remove it")
+    trace = replace(trace, header=replace(trace.header, columns=_recorded(trace)))
+    check_header(trace.header)
+    _check_rows(trace)
+    frame = _frame(trace)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        frame.write_parquet(building / ROUTES_FILE, compression="zstd", compression_level=9)
+        for path, content in (extra_files or {}).items():
+            _write_extra(building, path, content)
+        files = sorted(path for path in building.rglob("*") if path.is_file())
+        digests = {path.relative_to(building).as_posix(): _sha256(path) for path in files}
+        header = replace(trace.header, files=digests)
+        text = header.to_json()
+        parse_header(text)
+        (building / HEADER_FILE).write_text(text, encoding="utf-8")
+        building.chmod(0o755)
+        os.rename(building, target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return header
+
+
+def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] = ()) -> Trace:
+    """The trace in ``directory``, validated; its arrays are read-only.
+
+    ``columns`` names the optional columns to load (`logits`, `lookahead`, `expert_norms`, `active_shares`), or is
+    "all" for every one that was recorded. Raise `TraceError` when a file or value breaks a rule, or a named column
+    was not recorded.
+    """
+    root = Path(directory)
+    header = _read_header(root)
+    for path, digest in sorted(header.files.items()):
+        _check_file(root, path, digest)
+    asked = header.columns if columns == "all" else tuple(columns)
+    for name in asked:
+        if name not in header.columns:
+            rule = f"was not recorded in this trace (recorded: {list(header.columns)})"
+            raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
+    stored = _stored(header, asked)
+    expected = {"site": ((pl.Int16,), 0)} | {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
+    expected |= {"ids": ((pl.Int16,), header.model.top_k), "weights": ((pl.Float32,), header.model.top_k)}
+    for name, how in stored.items():
+        expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
+    trace = _build(header, _load_arrays(root / ROUTES_FILE, expected), stored)
+    _check_rows(trace)
+    return _freeze(trace)
+
+
+# Storage
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A wide column of the file: values per row and site, and their fixed-point step (None: float32)."""
+
+    width: int
+    step: float | None
+
+
+def _recorded(trace: Trace) -> tuple[str, ...]:
+    """The optional columns that ``trace`` holds."""
+    columns = {name: getattr(trace, name) for name in COLUMNS}
+    return tuple(name for name, values in columns.items() if values is not None and len(values))
+
+
+def _stored(header: Header, columns: Collection[str]) -> dict[str, _Stored]:
+    """How the optional ``columns`` are stored, by the name of the file's column."""
+    model, ahead, steps = header.model, header.lookahead, header.steps
+    stored = {}
+    if "logits" in columns:
+        stored["logits"] = _Stored(model.experts, steps.get("logits"))
+    if "lookahead" in columns and ahead is not None:
+        stored |= {f"lookahead_{norm}": _Stored(ahead.depth * model.experts, ahead.step) for norm in ahead.norms}
+    if "expert_norms" in columns:
+        stored["expert_norms"] = _Stored(model.top_k, steps.get("expert_norms"))
+    if "active_shares" in columns:
+        stored["active_shares"] = _Stored(model.top_k * len(header.sparsities), steps.get("active_shares"))
+    return stored
+
+
+def _frame(trace: Trace) -> pl.DataFrame:
+    num_rows, num_sites = trace.ids.shape[:2]
+    columns = {"site": pl.Series(np.repeat(np.arange(num_sites, dtype=np.int16), num_rows))}
+    columns |= {name: pl.Series(np.tile(getattr(trace, name), num_sites)) for name in ROW_DTYPES}
+    columns |= {"ids": pl.Series(_by_site(trace.ids)), "weights": pl.Series(_by_site(trace.weights))}
+    wide = {f"lookahead_{norm}": scores for norm, scores in trace.lookahead.items()}
+    for name, stored in _stored(trace.header, trace.header.columns).items():
+        values = _by_site(wide[name] if name in wide else getattr(trace, name))
+        columns[name] = pl.Series(values if stored.step is None else _fixed_point(name, values, stored.step))
+    return pl.DataFrame(columns)
+
+
+def _by_site(values: NDArray[Any]) -> NDArray[Any]:
+    """``[N, S, ...]`` to ``[S * N, width]``: neighbours in a file column then belong to one router, and compress."""
+    num_rows, num_sites = values.shape[:2]
+    return values.reshape(num_rows, num_sites, -1).swapaxes(0, 1).reshape(num_sites * num_rows, -1)
+
+
+def _fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
+    """``round(values / step)`` in the smallest integer type that holds them; its lowest value stands for NaN."""
+    recorded = np.isfinite(values)
+    multiples = np.rint(np.where(recorded, values, 0.0) / np.float64(step))
+    largest = float(np.abs(multiples).max(initial=0.0))
+    dtype: type[np.signedinteger[Any]] = np.int8 if largest <= np.iinfo(np.int8).max else np.int16
+    if largest > np.iinfo(dtype).max:
+        rule = f"does not fit 16 bits in steps of {step}"
+        raise TraceError(ROUTES_FILE, name, largest * step, rule, "use a larger step")
+    return np.where(recorded, multiples, np.iinfo(dtype).min).astype(dtype)
+
+
+def _floats(stored: _Stored, values: NDArray[Any]) -> Float32s:
+    """Inverse of `_fixed_point`; float32 columns pass."""
+    if values.dtype == np.float32:
+        return values
+    floats = (values * np.float64(stored.step or 1.0)).astype(np.float32)
+    floats[values == np.iinfo(values.dtype).min] = np.nan
+    return floats
+
+
+def _write_extra(building: Path, path: str, content: Content) -> None:
+    check_path(path)
+    place = building / path
+    if place.exists():
+        raise TraceError(path, "extra_files", path, "must not name a file twice", "rename it")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        place.write_bytes(content)
+    else:
+        content(place)
+
+
+# Reading
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read_header(root: Path) -> Header:
+    try:
+        text = (root / HEADER_FILE).read_bytes()
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise TraceError(HEADER_FILE, "file", str(root / HEADER_FILE), rule, "name the directory of a trace") from None
+    return parse_header(text)
+
+
+def _check_file(root: Path, path: str, digest: str) -> None:
+    place = root / path
+    try:
+        # A link could lead out of the trace, and a pipe would block.
+        inside = place.resolve().is_relative_to(root.resolve()) and place.is_file()
+        found = _sha256(place) if inside else None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TraceError(path, "file", str(place), f"cannot be read ({error})") from None
+    if found is None:
+        raise TraceError(path, "file", str(place), "is missing, or is no plain file inside the trace")
+    if found != digest:
+        raise TraceError(path, "sha256", found, f"must be {digest}: the file was altered or truncated")
+
+
+def _load_arrays(path: Path, expected: Mapping[str, tuple[tuple[Any, ...], int]]) -> dict[str, NDArray[Any]]:
+    """The file's columns, each with one of its expected dtypes and its width (0: one value), as arrays."""
+    try:
+        found = pl.read_parquet_schema(path)
+        for name in expected:
+            if name not in found:
+                raise TraceError(ROUTES_FILE, name, "absent", f"must be a column (found {sorted(found)})")
+        frame = pl.read_parquet(path, columns=list(expected))
+        return {name: _array(frame[name], *shape) for name, shape in expected.items()}
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise TraceError(ROUTES_FILE, "content", str(error), "must be a parquet file that polars reads") from None
+
+
+def _array(column: pl.Series, dtypes: tuple[Any, ...], width: int) -> NDArray[Any]:
+    dtype = column.dtype
+    inner, shape = (dtype.inner, dtype.shape) if isinstance(dtype, pl.Array) else (dtype, ())
+    if inner not in dtypes or shape != ((width,) if width else ()):
+        rule = f"must be {' or '.join(map(str, dtypes))}" + (f", {width} in a row" if width else "")
+        raise TraceError(ROUTES_FILE, column.name, str(dtype), rule)
+    values = column.to_numpy()
+    # Nulls inside a row show only as a changed dtype.
+    if column.null_count() or values.dtype != pl.Series([], dtype=inner).to_numpy().dtype:
+        raise TraceError(ROUTES_FILE, column.name, "null", "must hold no null")
+    return values
+
+
+def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, _Stored]) -> Trace:
+    """The trace from the file's columns [S * N]; refuses rows that are not the same for each site, in order."""
+    model = header.model
+    num_rows, rest = divmod(len(loaded["site"]), model.sites)
+    sites = np.repeat(np.arange(model.sites), num_rows)
+    if rest or not np.array_equal(loaded["site"], sites):
+        rule = f"must be 0..{model.sites - 1} in order with equal counts: steps that skip sites are not supported yet"
+        raise TraceError(ROUTES_FILE, "site", f"{len(loaded['site'])} rows", rule, "record every site in every step")
+    rows = {}
+    for name in ROW_DTYPES:
+        by_site = loaded[name].reshape(model.sites, num_rows)
+        if not (by_site == by_site[0]).all():
+            site = int((by_site != by_site[0]).any(1).argmax())
+            raise TraceError(ROUTES_FILE, name, f"site {site}", "must have the same token-rows as site 0")
+        rows[name] = by_site[0].copy()
+
+    def by_row(values: NDArray[Any], *shape: int) -> NDArray[Any]:
+        return np.ascontiguousarray(values.reshape(model.sites, num_rows, *shape).swapaxes(0, 1))
+
+    wide = {name: _floats(how, loaded[name]) for name, how in stored.items()}
+    shares = wide.get("active_shares")
+    ahead = {} if header.lookahead is None else {
+        norm: by_row(wide[f"lookahead_{norm}"], header.lookahead.depth, model.experts)
+        for norm in header.lookahead.norms if f"lookahead_{norm}" in wide
+    }  # fmt: skip
+    return Trace(
+        header=header, **rows,
+        ids=by_row(loaded["ids"], model.top_k),
+        weights=by_row(loaded["weights"], model.top_k),
+        logits=by_row(wide["logits"], model.experts) if "logits" in wide else None,
+        lookahead=ahead,
+        expert_norms=by_row(wide["expert_norms"], model.top_k) if "expert_norms" in wide else None,
+        active_shares=None if shares is None else by_row(shares, model.top_k, len(header.sparsities)),
+    )  # fmt: skip
+
+
+def _freeze(trace: Trace) -> Trace:
+    for value in (*vars(trace).values(), *trace.lookahead.values()):
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return trace
+
+
+# Checks, the same for reading and writing
+
+
+def _check_rows(trace: Trace) -> None:
+    """Raise `TraceError` unless every column has its shape, dtype and range and agrees with the header."""
+    _check_shapes(trace)
+    _check_choices(trace)
+    _check_tokens(trace)
+    _check_lookahead(trace)
+
+
+def _refuse(name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:
+    """Raise `TraceError` with the first value that is ``wrong``, and where it stands."""
+    if wrong.any():
+        place = tuple(int(index) for index in np.argwhere(wrong)[0])
+        raise TraceError(ROUTES_FILE, f"{name}{list(place)}", values[place].item(), rule)
+
+
+def _check_shapes(trace: Trace) -> None:
+    model, header = trace.header.model, trace.header
+    num_rows = len(trace.step)
+    per_site = (num_rows, model.sites)
+    shapes: dict[str, tuple[NDArray[Any], tuple[int, ...], Any]] = {
+        name: (getattr(trace, name), (num_rows,), pl.Series([], dtype=dtype).to_numpy().dtype)
+        for name, dtype in ROW_DTYPES.items()
+    }
+    shapes["ids"] = (trace.ids, (*per_site, model.top_k), np.int16)
+    shapes["weights"] = (trace.weights, (*per_site, model.top_k), np.float32)
+    if trace.logits is not None:
+        shapes["logits"] = (trace.logits, (*per_site, model.experts), np.float32)
+    if trace.expert_norms is not None:
+        shapes["expert_norms"] = (trace.expert_norms, (*per_site, model.top_k), np.float32)
+    if trace.active_shares is not None:
+        shares_shape = (*per_site, model.top_k, len(header.sparsities))
+        shapes["active_shares"] = (trace.active_shares, shares_shape, np.float32)
+    depth = 0 if header.lookahead is None else header.lookahead.depth
+    for norm, scores in trace.lookahead.items():
+        shapes[f"lookahead_{norm}"] = (scores, (*per_site, depth, model.experts), np.float32)
+    for name, (values, shape, dtype) in shapes.items():
+        if values.shape != shape or values.dtype != dtype:
+            rule = f"must be {np.dtype(dtype)} {list(shape)}"
+            raise TraceError(ROUTES_FILE, name, f"{values.dtype} {list(values.shape)}", rule)
+
+
+def _check_choices(trace: Trace) -> None:
+    ids, weights, experts = trace.ids, trace.weights, trace.header.model.experts
+    _refuse("ids", (ids < -1) | (ids >= experts), ids, f"must lie in -1..{experts - 1}")
+    ordered = np.sort(ids, axis=-1)
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    _refuse("ids", repeated, ordered, "must not repeat in a row (the id follows in ascending order)")
+    _refuse("weights", ~np.isfinite(weights) | (weights < 0), weights, "must be finite and >= 0")
+    _refuse("weights", (ids < 0) & (weights != 0), weights, "must be 0 where the id is -1")
+    if trace.logits is not None:
+        _refuse("logits", ~np.isfinite(trace.logits), trace.logits, "must be finite")
+    if trace.expert_norms is not None:
+        _refuse("expert_norms", trace.expert_norms < 0, trace.expert_norms, "must be >= 0")
+    if trace.active_shares is not None:
+        wrong = (trace.active_shares < 0) | (trace.active_shares > 1)
+        _refuse("active_shares", wrong, trace.active_shares, "must lie in 0..1")
+
+
+def _check_tokens(trace: Trace) -> None:
+    _refuse("phase", trace.phase > CHUNK, trace.phase, "must be 0 (prefill), 1 (decode) or 2 (chunk)")
+    _refuse("step", np.diff(trace.step, prepend=trace.step[:1]) < 0, trace.step, "must not decrease")
+    _refuse("token", trace.token < -1, trace.token, "must be >= -1")
+    _refuse("position", trace.valid & (trace.position < 0), trace.position, "must be >= 0 in a valid row")
+    known = np.array([item.sequence for item in trace.header.sequences], dtype=np.int64)
+    _refuse("sequence", ~np.isin(trace.sequence, known), trace.sequence, f"must be in {HEADER_FILE}")
+    rows = np.flatnonzero(trace.valid)
+    # A stable sort keeps the file's order inside a sequence, so each neighbour pair is one step onwards.
+    rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+    same = np.diff(trace.sequence[rows]) == 0
+    back = np.zeros(len(trace.position), dtype=bool)
+    back[rows[1:]] = same & (np.diff(trace.position[rows]) <= 0)
+    _refuse("position", back, trace.position, "must increase inside a sequence")
+    decoding = trace.phase == DECODE
+    for item in trace.header.sequences:
+        mine = trace.valid & (trace.sequence == item.sequence)
+        for name, stated, found in (
+            ("prompt_tokens", item.prompt_tokens, int((mine & ~decoding).sum())),
+            ("decode_tokens", item.decode_tokens, int((mine & decoding).sum())),
+        ):
+            if stated != found:
+                rule = f"must be {found}, the valid rows of {ROUTES_FILE}"
+                raise TraceError(HEADER_FILE, f"{name} of sequence {item.sequence}", stated, rule)
+
+
+def _check_lookahead(trace: Trace) -> None:
+    for norm, scores in trace.lookahead.items():
+        _refuse(f"lookahead_{norm}", np.isinf(scores), scores, "must be finite, or NaN where not recorded")
+        num_sites = trace.header.model.sites
+        for ahead in range(1, scores.shape[2] + 1):
+            beyond = scores[:, max(num_sites - ahead, 0) :, ahead - 1]
+            name = f"lookahead_{norm} {ahead} sites ahead"
+            _refuse(name, ~np.isnan(beyond), beyond, "must be NaN past the last site")

@@ -1,0 +1,377 @@
+"""The header of a trace: what was recorded, from which model, how it is stored. Plain frozen values and strict JSON.
+
+Reading trusts nothing: every field has a type and a range, unknown fields are refused, and each refusal is a
+`TraceError` that names the file, the field, the value, the rule and the way out.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from sim.routing import RoutingRule
+
+SCHEMA = 1
+HEADER_FILE = "header.json"
+ROUTES_FILE = "routes.parquet"
+SOURCES = ("captured", "imported", "synthetic")
+SPLITS = ("fit", "eval")
+NORMS = ("raw", "renormed")
+POSITIONS = ("gate_in", "attn_in", "next_attn_in")
+SITE_KINDS = ("ffn", "attn")
+COLUMNS = ("logits", "lookahead", "expert_norms", "active_shares")
+STEP_NAMES = ("logits", "expert_norms", "active_shares")
+RECAPTURE = "capture or synthesise the trace again, or restore the file"
+_INT32_MAX = (1 << 31) - 1
+_INT16_MAX = (1 << 15) - 1
+
+Scalar = str | int | float | bool
+T = TypeVar("T")
+
+
+class TraceError(ValueError):
+    """A trace that is not what it claims. The message names file, field, value, rule and the way out."""
+
+    def __init__(self, file: str, name: str, value: object, rule: str, remedy: str = RECAPTURE) -> None:
+        shown = _shown(value)
+        super().__init__(f"{file}: {name} is {shown}, {rule}; {remedy}")
+        self.file = file
+        self.field = name
+        self.rule = rule
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Geometry of the recorded model. ``hidden`` and ``expert_intermediate`` are widths in channels."""
+
+    name: str
+    architecture: str
+    sites: int
+    experts: int
+    top_k: int
+    hidden: int
+    expert_intermediate: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """One MoE block, in execution order. ``layer`` is its number in the model, dense layers counted.
+
+    ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the logits as the model
+    computed them, before any rounding; ``rule_weight_error`` is the largest absolute difference of a weight.
+    """
+
+    site: int
+    name: str
+    layer: int
+    kind: str = "ffn"
+    rule: RoutingRule | None = None
+    rule_match: float = 1.0
+    rule_weight_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class TraceSequence:
+    """One request. ``split`` is `fit` (thresholds, predictors, profiles are fitted here) or `eval` (results).
+
+    ``prompt_tokens`` counts its valid prefill and chunk rows, ``decode_tokens`` its valid decode rows. ``flags`` are
+    facts about the text, such as ``{"has_repetition": True}``.
+    """
+
+    sequence: int
+    split: str
+    domain: str
+    prompt_tokens: int
+    decode_tokens: int
+    flags: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """What the lookahead columns hold: scores of routers 1..``depth`` sites ahead, fed with this site's input.
+
+    ``position`` is where that input is read; ``norms`` are the recorded columns. ``step`` is the fixed-point step of
+    the stored scores, None for float32.
+    """
+
+    position: str
+    norms: tuple[str, ...]
+    depth: int
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything about a trace but its rows.
+
+    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`logits`, `expert_norms`,
+    `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of channels below the
+    thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256 by relative path)
+    are filled when the trace is written.
+    """
+
+    name: str
+    created: str
+    source: str
+    model: ModelShape
+    dtype: str
+    experts_implementation: str
+    sites: tuple[Site, ...]
+    sequences: tuple[TraceSequence, ...]
+    licence: str
+    lookahead: Lookahead | None = None
+    steps: Mapping[str, float] = field(default_factory=dict)
+    sparsities: tuple[float, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, Scalar] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The text of ``header.json``; `parse_header` gives an equal header back."""
+        plain = asdict(self)
+        for row, site in zip(plain["sites"], self.sites, strict=True):
+            row["rule"] = None if site.rule is None else site.rule.to_json()
+        return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def trace_sha256(header: Header) -> str:
+    """The identity of a trace: sha256 over its files' lines ``path sha256``, sorted, each ending in a newline."""
+    lines = "".join(f"{path} {digest}\n" for path, digest in sorted(header.files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def parse_header(text: str | bytes) -> Header:
+    """Header from the text of ``header.json``. Raise `TraceError` for anything that `Header.to_json` cannot write."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(HEADER_FILE, "text", str(error), "must be JSON") from None
+    if isinstance(value, dict) and value.get("schema") != SCHEMA:
+        remedy = "convert the trace, or use the version of this program that wrote it"
+        raise TraceError(HEADER_FILE, "schema", value.get("schema"), f"must be {SCHEMA}", remedy)
+    header = _header(_Fields(value, "", Header))
+    check_header(header)
+    return header
+
+
+def check_header(header: Header) -> None:
+    """Raise `TraceError` unless the parts of ``header`` agree with each other."""
+    model = header.model
+    if model.top_k > model.experts:
+        raise TraceError(HEADER_FILE, "model.top_k", model.top_k, f"must be <= model.experts={model.experts}")
+    numbers = [site.site for site in header.sites]
+    if numbers != list(range(model.sites)):
+        rule = f"must be 0..{model.sites - 1} in order, one for each of model.sites"
+        raise TraceError(HEADER_FILE, "sites[].site", numbers, rule)
+    for site in header.sites:
+        try:
+            if site.rule is not None:
+                site.rule.check_experts(model.experts, model.top_k)
+        except ValueError as error:
+            raise TraceError(HEADER_FILE, f"sites[{site.site}].rule", site.rule, str(error)) from None
+    sequences = [item.sequence for item in header.sequences]
+    if len(set(sequences)) != len(sequences):
+        raise TraceError(HEADER_FILE, "sequences[].sequence", sequences, "must be distinct")
+    for name in header.steps:
+        if name not in STEP_NAMES:
+            raise TraceError(HEADER_FILE, "steps", name, f"must be one of {STEP_NAMES}")
+    if ("lookahead" in header.columns) != (header.lookahead is not None):
+        raise TraceError(HEADER_FILE, "lookahead", header.lookahead, "must come with its column, and only then")
+    if ("active_shares" in header.columns) != bool(header.sparsities):
+        raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must come with their column, and only then")
+    if list(header.sparsities) != sorted(set(header.sparsities)):
+        raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must be ascending and distinct")
+
+
+def check_path(path: str) -> None:
+    """Raise `TraceError` unless ``path`` stays inside the trace and is not the header itself."""
+    plain = PurePosixPath(path)
+    inside = not plain.is_absolute() and ".." not in plain.parts and str(plain) == path and path.isprintable()
+    if not inside or "\\" in path or path in (HEADER_FILE, "."):
+        rule = f"must be a plain relative path inside the trace, not {HEADER_FILE}"
+        raise TraceError(HEADER_FILE, "files", path, rule)
+
+
+class _Fields:
+    """The fields of one JSON object, taken one by one with their types; ``path`` names the object in errors."""
+
+    def __init__(self, value: object, path: str, shape: type[Any]) -> None:
+        self.path = path
+        known = set(shape.__dataclass_fields__)
+        if not isinstance(value, dict):
+            raise TraceError(HEADER_FILE, path or "text", value, "must be a JSON object")
+        if set(value) != known:
+            missing, unknown = sorted(known - set(value)), sorted(set(value) - known)
+            rule = f"must have exactly the known fields (missing {missing}, unknown {unknown})"
+            raise TraceError(HEADER_FILE, path or "fields", sorted(value), rule)
+        self.value: dict[str, object] = value
+
+    def refusal(self, key: str, rule: str) -> TraceError:
+        name = f"{self.path}.{key}" if self.path else key
+        return TraceError(HEADER_FILE, name, self.value[key], rule)
+
+    def text(self, key: str, among: Collection[str] | None = None) -> str:
+        value = self.value[key]
+        # Lone surrogates survive JSON but no file name, hash or output can hold them.
+        if not isinstance(value, str) or not _is_text(value) or (among is not None and value not in among):
+            raise self.refusal(key, f"must be one of {tuple(among)}" if among is not None else "must be text")
+        return value
+
+    def integer(self, key: str, minimum: int, maximum: int = _INT32_MAX) -> int:
+        value = self.value[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.refusal(key, f"must be an int in {minimum}..{maximum}")
+        return value
+
+    def number(self, key: str, maximum: float, above: float | None = None) -> float:
+        """A number in 0..``maximum``, and greater than ``above`` if given."""
+        if not _is_number(self.value[key], maximum, above):
+            raise self.refusal(key, f"must be a number in 0..{maximum}" + ("" if above is None else f", > {above}"))
+        return float(self.value[key])  # type: ignore[arg-type]
+
+    def array(self, key: str, item: Callable[[object, str], T]) -> tuple[T, ...]:
+        value = self.value[key]
+        if not isinstance(value, list):
+            raise self.refusal(key, "must be a list")
+        prefix = f"{self.path}.{key}" if self.path else key
+        return tuple(item(entry, f"{prefix}[{index}]") for index, entry in enumerate(value))
+
+    def table(self, key: str, rule: str, accepts: Callable[[object], bool]) -> dict[str, Any]:
+        value = self.value[key]
+        if not isinstance(value, dict) or not all(_is_text(name) and accepts(item) for name, item in value.items()):
+            raise self.refusal(key, f"must be an object of {rule}")
+        return dict(value)
+
+
+def _header(fields: _Fields) -> Header:
+    files = fields.table("files", "sha256 by path", _is_sha256)
+    for path in files:
+        check_path(path)
+    if ROUTES_FILE not in files:
+        raise fields.refusal("files", f"must list {ROUTES_FILE}")
+    lookahead = fields.value["lookahead"]
+    return Header(
+        name=fields.text("name"),
+        created=fields.text("created"),
+        source=fields.text("source", SOURCES),
+        model=_model(_Fields(fields.value["model"], "model", ModelShape)),
+        dtype=fields.text("dtype"),
+        experts_implementation=fields.text("experts_implementation"),
+        sites=fields.array("sites", lambda value, path: _site(_Fields(value, path, Site))),
+        sequences=fields.array("sequences", lambda value, path: _sequence(_Fields(value, path, TraceSequence))),
+        licence=fields.text("licence"),
+        lookahead=None if lookahead is None else _lookahead(_Fields(lookahead, "lookahead", Lookahead)),
+        steps=fields.table("steps", "positive numbers", lambda value: _is_number(value, 1e6, 0.0)),
+        sparsities=fields.array("sparsities", _sparsity),
+        versions=fields.table("versions", "text", _is_text),
+        provenance=fields.table("provenance", "text, numbers and bools", _is_scalar),
+        columns=fields.array("columns", _column),
+        files=files,
+        schema=fields.integer("schema", SCHEMA, SCHEMA),
+    )
+
+
+def _model(fields: _Fields) -> ModelShape:
+    return ModelShape(
+        name=fields.text("name"),
+        architecture=fields.text("architecture"),
+        sites=fields.integer("sites", 1, _INT16_MAX),
+        experts=fields.integer("experts", 1, _INT16_MAX),
+        top_k=fields.integer("top_k", 1, _INT16_MAX),
+        hidden=fields.integer("hidden", 1),
+        expert_intermediate=fields.integer("expert_intermediate", 1),
+    )
+
+
+def _site(fields: _Fields) -> Site:
+    rule = fields.value["rule"]
+    try:
+        parsed = None if rule is None else RoutingRule.from_json(rule)
+    except ValueError as error:
+        raise fields.refusal("rule", str(error)) from None
+    return Site(
+        site=fields.integer("site", 0),
+        name=fields.text("name"),
+        layer=fields.integer("layer", 0),
+        kind=fields.text("kind", SITE_KINDS),
+        rule=parsed,
+        rule_match=fields.number("rule_match", 1.0),
+        rule_weight_error=fields.number("rule_weight_error", 1e9),
+    )
+
+
+def _sequence(fields: _Fields) -> TraceSequence:
+    return TraceSequence(
+        sequence=fields.integer("sequence", 0),
+        split=fields.text("split", SPLITS),
+        domain=fields.text("domain"),
+        prompt_tokens=fields.integer("prompt_tokens", 0),
+        decode_tokens=fields.integer("decode_tokens", 0),
+        flags=fields.table("flags", "bools", lambda value: isinstance(value, bool)),
+    )
+
+
+def _lookahead(fields: _Fields) -> Lookahead:
+    norms = fields.array("norms", _norm)
+    if len(set(norms)) != len(norms):
+        raise fields.refusal("norms", "must be distinct")
+    return Lookahead(
+        position=fields.text("position", POSITIONS),
+        norms=norms,
+        depth=fields.integer("depth", 1, _INT16_MAX),
+        step=None if fields.value["step"] is None else fields.number("step", 1e6, above=0.0),
+    )
+
+
+def _norm(value: object, path: str) -> str:
+    if value not in NORMS:
+        raise TraceError(HEADER_FILE, path, value, f"must be one of {NORMS}")
+    return str(value)
+
+
+def _column(value: object, path: str) -> str:
+    if value not in COLUMNS:
+        raise TraceError(HEADER_FILE, path, value, f"must be one of {COLUMNS}")
+    return str(value)
+
+
+def _sparsity(value: object, path: str) -> float:
+    if not _is_number(value, 1.0):
+        raise TraceError(HEADER_FILE, path, value, "must be a share in 0..1")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _is_number(value: object, maximum: float, above: float | None = None) -> bool:
+    # bool is an int to isinstance; comparisons are False for NaN and exact for huge ints.
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value <= maximum and (above is None or value > above)  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_scalar(value: object) -> bool:
+    return _is_text(value) or isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) < 1e300)
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _shown(value: object) -> str:
+    """A short, printable form; a huge int or a deep list cannot even be converted to text."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):
+        text = f"<{type(value).__name__}>"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text[:200])
+    return f"'{printable}'" if isinstance(value, str) else printable
