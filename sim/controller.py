@@ -1,0 +1,454 @@
+"""The decision core: pins, masks, lookups and queues. No clock, no tensor, no I/O.
+
+Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md section 3; the controller
+answers what to do. A gate pins its needs, looks each up, queues demands and then prefetches; a slot (``sim.slots``) is
+claimed when a transfer is issued. Everything is int arithmetic on Python lists: a gate whose needs are all resident
+costs a handful of list operations.
+
+What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``transfer_*`` once an
+issue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from itertools import chain
+
+from sim.loader import Loader, Transfer
+from sim.policies.base import CachePolicy, Choice, Gate, Placement, PrecisionSelector, Predictor
+from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
+from sim.types import SKIP, Cause, Geometry, Outcome, Place, PrefetchOutcome
+
+HIT, MISS, PROMOTED, LATE = int(Outcome.HIT), int(Outcome.MISS), int(Outcome.PROMOTED), int(Outcome.LATE)
+FIRST_USE = -1
+"""A hit that settles a prefetch; becomes HIT before anyone sees it."""
+FOUND = (MISS, PROMOTED, LATE, HIT, FIRST_USE)
+"""What a lookup finds, by state, where only one variant is in play."""
+
+
+class Event(IntEnum):
+    """Kinds of the rows (call, kind, key, value) in ``Controller.events``; value: the key evicted for it, or -1."""
+
+    QUEUE_PREFETCH = 0
+    CANCEL = 1
+    DROP_NO_SLOT = 2
+    ISSUE = 3
+    EVICT = 4
+
+
+class Controller:
+    """Decides for one run; not thread-safe, a driver holds one lock around each call."""
+
+    def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
+                 placement: Placement, loader: Loader) -> None:  # fmt: skip
+        if placement.constant != Place.LOAD:
+            raise ValueError("placement: only load is built yet (CPU placement is not)")
+        self.geometry, self.loader = geometry, loader
+        self.predictor, self.cache, self.selector = predictor, cache, selector
+        self.slots = Slots(geometry, cache)
+        # The hot path reads these; Slots owns them.
+        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
+        self._rows = [
+            [[geometry.key(p, site, unit) for unit in range(geometry.units)] for site in range(geometry.sites)]
+            for p in range(len(geometry.precisions))
+        ]
+        # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
+        self._always_fit = min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
+        self._plain = selector.constant == 0 and len(geometry.precisions) == 1
+        self._prepare_queues()
+        self._prepare_records()
+
+    def _prepare_queues(self) -> None:
+        sites = self.geometry.sites
+        self._demands: deque[Transfer] = deque()
+        # With demand_first off there is one queue, so both names mean the same deque.
+        self._prefetches: deque[Transfer] = deque() if self.loader.demand_first else self._demands
+        self._queued: dict[int, Transfer] = {}
+        self._in_flight: dict[int, Transfer] = {}
+        self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
+        self._cancels_all = self.loader.prefetch_budget == "until_next_gate"
+        self._masks: list[Sequence[int]] = [()] * sites
+        self._pins: list[int] = []
+        self._pins_site = 0
+        self._gate: Gate | None = None
+        self._wanted: Sequence[int] = ()
+        self._pool_pinned: list[int] = []
+        self.waiting = 0
+
+    def _prepare_records(self) -> None:
+        self.calls = 0
+        self.num_issued = 0
+        self.admitted: Sequence[int] = ()
+        self.lookup_keys: list[int] = []
+        self.lookup_outcomes: list[int] = []
+        self.lookup_wanted: list[int] = []
+        self.events: list[int] = []
+        self.transfer_key: list[int] = []
+        self.transfer_prefetch: list[bool] = []
+        self.transfer_call: list[int] = []
+        self.transfer_victim: list[int] = []
+        self.transfer_outcome: list[int] = []
+        self.prefetch_counts = [0] * len(PrefetchOutcome)
+        self.num_prefetches_queued = 0
+        self._unused: dict[int, int] = {}
+
+    # ---- what a policy may ask
+
+    def has(self, precision: int, site: int, expert: int) -> bool:
+        return self.state[self._rows[precision][site][expert]] >= RESIDENT
+
+    # ---- calls of the driver
+
+    def begin_sequence(self, sequence: int) -> None:
+        self.calls += 1
+        self.cache.on_sequence(sequence, True)
+
+    def end_sequence(self, sequence: int) -> None:
+        self.calls += 1
+        self.cache.on_sequence(sequence, False)
+
+    def gate(self, gate: Gate) -> tuple[list[int], dict[int, Transfer] | None]:
+        """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or None.
+
+        ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
+        """
+        self.calls += 1
+        site, needs = gate.site, gate.needs
+        blocked, pinned = self.blocked, self.pinned
+        self._release(site)
+        if self._plain and len(needs) <= self._always_fit:
+            row = self._rows[0][site]
+            keys = [row[expert] for expert in needs]
+            for key in keys:
+                pinned[key] = blocked[key] = 1
+            self._pins = keys
+            if self._prefetches_of[site] or self._cancels_all:
+                self._cancel_passed(site, keys)
+            state = self.state
+            outcomes = [FOUND[state[key]] for key in keys]
+            waits = self._settle(keys, outcomes) if any(outcomes) else None
+            self.admitted = keys
+            self.cache.on_requests(keys, outcomes, gate)
+            self.lookup_keys += keys
+            self.lookup_outcomes += outcomes
+        else:
+            outcomes, waits = self._gate_in_full(gate)
+        self._forecast(gate)
+        self.predictor.observe(gate)
+        return outcomes, waits
+
+    def need_done(self, key: int) -> tuple[list[int], dict[int, Transfer] | None]:
+        """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
+        self.calls += 1
+        self.pinned[key] = 0
+        self.blocked[key] = key in self._masks[self._pins_site]
+        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.key_bytes[key]
+        return self._admit()
+
+    def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
+        """The key that arrived, and the next transfer to start on the engine, issued in the same call."""
+        self.calls += 1
+        key = transfer.key
+        del self._in_flight[key]
+        if transfer.prefetch and not transfer.awaited:
+            self._unused[key] = transfer.number
+            self.slots.insert(key, Cause.PREFETCH, UNUSED)
+        else:
+            self.slots.insert(key, Cause.PREFETCH if transfer.prefetch else Cause.DEMAND)
+        return key, self._issue()
+
+    def poll(self, link: int) -> Transfer | None:
+        """The next transfer to issue on a link that has room, or None."""
+        self.calls += 1
+        return self._issue()
+
+    def finish(self) -> None:
+        """The run is over: settle the prefetches that nothing will settle any more."""
+        for transfer in chain(self._demands, self._prefetches if self.loader.demand_first else ()):
+            if transfer.prefetch and not transfer.cancelled:
+                self.prefetch_counts[PrefetchOutcome.CANCELLED] += 1
+        for outcome, prefetch in zip(self.transfer_outcome, self.transfer_prefetch, strict=True):
+            if prefetch:
+                self.prefetch_counts[outcome] += 1
+
+    # ---- a gate, step by step
+
+    def _release(self, site: int) -> None:
+        """Unpin the previous gate's needs and unmask this site's forecast."""
+        blocked, pinned = self.blocked, self.pinned
+        for key in self._pins:
+            pinned[key] = blocked[key] = 0
+        masks = self._masks
+        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
+        for key in masks[self._pins_site]:
+            blocked[key] = 1
+        for key in masks[site]:
+            blocked[key] = 0
+        masks[site] = ()
+        self._pins_site = site
+
+    def _gate_in_full(self, gate: Gate) -> tuple[list[int], dict[int, Transfer] | None]:
+        """Several precisions in play, or a union that may not fit."""
+        constant = self.selector.constant
+        wanted = [constant] * len(gate.needs) if constant is not None else self.selector.select(gate, self)
+        self._gate, self._wanted, self.waiting = gate, wanted, len(gate.needs)
+        self._pins = []
+        self._pool_pinned = [0] * len(self.slots.capacity_bytes)
+        rows, site = self._rows, gate.site
+        if self._prefetches_of[site] or self._cancels_all:
+            self._cancel_passed(site, [self._serving(rows[p][site][expert])
+                                       for p, expert in zip(wanted, gate.needs, strict=True) if p != SKIP])  # fmt: skip
+        return self._admit()
+
+    def _admit(self) -> tuple[list[int], dict[int, Transfer] | None]:
+        """Admit waiting needs, in need order, while they fit."""
+        gate = self._gate
+        assert gate is not None
+        rows, site, needs, wanted = self._rows, gate.site, gate.needs, self._wanted
+        slots, pool_pinned = self.slots, self._pool_pinned
+        first = len(needs) - self.waiting
+        admitted: list[int] = []
+        for index in range(first, len(needs)):
+            if wanted[index] == SKIP:
+                admitted.append(SKIP)
+                continue
+            key = self._serving(rows[wanted[index]][site][needs[index]])
+            pool, size = slots.pool_of[key], slots.key_bytes[key]
+            if pool_pinned[pool] + size > slots.capacity_bytes[pool]:
+                break
+            pool_pinned[pool] += size
+            self.pinned[key] = self.blocked[key] = 1
+            admitted.append(key)
+        self.waiting -= len(admitted)
+        return self._look_up(gate, admitted, wanted[first : first + len(admitted)])
+
+    def _look_up(self, gate: Gate, admitted: list[int],
+                 wanted: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:  # fmt: skip
+        keys = [key for key in admitted if key != SKIP]
+        self._pins += keys
+        state, plane = self.state, self.geometry.plane
+        outcomes = [FOUND[state[key]] for key in keys]
+        waits = self._settle(keys, outcomes) if any(outcomes) else None
+        if len(self.geometry.precisions) > 1:
+            asked = (p for p in wanted if p != SKIP)
+            for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
+                if outcomes[index] == HIT and key // plane != p:
+                    outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
+        if keys:
+            self.cache.on_requests(keys, outcomes, gate)
+        if len(keys) < len(admitted):
+            found = iter(outcomes)
+            outcomes = [next(found) if key != SKIP else int(Outcome.SKIP) for key in admitted]
+        self.admitted = admitted
+        self.lookup_keys += admitted
+        self.lookup_outcomes += outcomes
+        if not self._plain:
+            self.lookup_wanted += wanted
+        return outcomes, waits
+
+    def _serving(self, wanted: int) -> int:
+        """The key that serves a wanted key now (docs/design.md section 4, step 4)."""
+        state, plane = self.state, self.geometry.plane
+        found = state[wanted]
+        if found >= RESIDENT or len(self._rows) == 1:
+            return wanted
+        higher = range(wanted - plane, -1, -plane)
+        for key in higher:
+            if state[key] >= RESIDENT:
+                return key
+        if self.loader.low_for_high:
+            for key in range(wanted + plane, len(state), plane):
+                if state[key] >= RESIDENT:
+                    return key
+        if found != IN_FLIGHT:
+            for key in higher:
+                if state[key] == IN_FLIGHT:
+                    return key
+        return wanted
+
+    def _settle(self, keys: list[int], outcomes: list[int]) -> dict[int, Transfer] | None:
+        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key."""
+        waits: dict[int, Transfer] = {}
+        for index, key in enumerate(keys):
+            outcome = outcomes[index]
+            if outcome == HIT:
+                continue
+            if outcome == FIRST_USE:
+                outcomes[index] = HIT
+                self.state[key] = RESIDENT
+                self.transfer_outcome[self._unused.pop(key)] = PrefetchOutcome.USED
+            elif outcome == MISS:
+                waits[key] = self._queue_demand(key)
+            elif outcome == LATE:
+                waits[key] = self._await(self._in_flight[key])
+            elif self.loader.promote:
+                waits[key] = self._promote(self._queued[key])
+            else:
+                outcomes[index] = LATE
+                waits[key] = self._await(self._queued[key])
+        return waits or None
+
+    def _queue_demand(self, key: int) -> Transfer:
+        transfer = self._queued[key] = Transfer(key, False, self.slots.key_bytes[key], self.calls)
+        self.state[key] = QUEUED
+        self._demands.append(transfer)
+        return transfer
+
+    def _await(self, transfer: Transfer) -> Transfer:
+        if transfer.prefetch:
+            transfer.awaited = True
+            if transfer.number >= 0:
+                self.transfer_outcome[transfer.number] = PrefetchOutcome.LATE
+        return transfer
+
+    def _promote(self, transfer: Transfer) -> Transfer:
+        self.prefetch_counts[PrefetchOutcome.PROMOTED] += 1
+        if not self.loader.demand_first:
+            transfer.prefetch = False
+            transfer.call = self.calls
+            return transfer
+        transfer.cancelled = True
+        return self._queue_demand(transfer.key)
+
+    # ---- prefetching
+
+    def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
+        """Cancel queued prefetches that this gate has overtaken."""
+        if self._cancels_all:
+            self._cancel(self._prefetches, serving)
+        elif self.loader.cancel_stale:
+            self._cancel(self._prefetches_of[site], serving)
+        queued = self._queued
+        self._prefetches_of[site] = [t for t in self._prefetches_of[site] if queued.get(t.key) is t]
+
+    def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
+        queued = self._queued
+        for transfer in transfers:
+            key = transfer.key
+            if queued.get(key) is not transfer or not transfer.prefetch or transfer.awaited or key in kept:
+                continue
+            transfer.cancelled = True
+            del queued[key]
+            self.state[key] = ABSENT
+            self.prefetch_counts[PrefetchOutcome.CANCELLED] += 1
+            self.events += (self.calls, Event.CANCEL, key, -1)
+
+    def _forecast(self, gate: Gate) -> None:
+        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
+        loader = self.loader
+        budget = loader.prefetch_budget
+        left = budget if isinstance(budget, int) else -1
+        first_missing = loader.depth == "first_missing"
+        replace = loader.queue == "replace"
+        for choice in self.predictor.predict(gate):
+            if replace:
+                self._cancel(self._prefetches, ())
+                replace = False
+            missing, left = self._mask_and_queue(choice, left)
+            if left == 0 or (missing and first_missing):
+                return
+
+    def _mask_and_queue(self, choice: Choice, left: int) -> tuple[bool, int]:
+        """Whether a forecast key is not resident, and what is left of the budget (-1: no limit)."""
+        site, state, blocked = choice.site, self.state, self.blocked
+        pinned = self.pinned
+        for key in self._masks[site]:
+            blocked[key] = pinned[key]
+        if self._plain:
+            row = self._rows[0][site]
+            keys = [row[expert] for expert in choice.needs]
+        else:
+            keys = self._forecast_keys(choice)
+        self._masks[site] = keys
+        missing = False
+        for key in keys:
+            blocked[key] = 1
+            found = state[key]
+            if found >= RESIDENT:
+                continue
+            missing = True
+            if found == ABSENT and left:
+                left -= 1
+                state[key] = QUEUED
+                transfer = self._queued[key] = Transfer(key, True, self.slots.key_bytes[key], self.calls)
+                self._prefetches.append(transfer)
+                self._prefetches_of[site].append(transfer)
+                self.num_prefetches_queued += 1
+                self.events += (self.calls, Event.QUEUE_PREFETCH, key, -1)
+        return missing, left
+
+    def _forecast_keys(self, choice: Choice) -> list[int]:
+        constant = self.selector.constant
+        wanted = [constant] * len(choice.needs) if constant is not None else self.selector.select(choice, self)
+        rows, site = self._rows, choice.site
+        return [self._serving(rows[p][site][expert])
+                for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
+
+    # ---- issuing
+
+    def _issue(self) -> Transfer | None:
+        """Take the next transfer whose slot can be claimed, and claim it."""
+        demands, prefetches = self._demands, self._prefetches
+        while True:
+            if demands:
+                queue = demands
+            elif prefetches:
+                queue = prefetches
+            else:
+                return None
+            transfer = queue[0]
+            if transfer.cancelled:
+                queue.popleft()
+                continue
+            key = transfer.key
+            must = transfer.awaited or not transfer.prefetch
+            victims = self.slots.claim(key, transfer.moved_bytes, must)
+            if victims is None:
+                if must:
+                    return None
+                queue.popleft()
+                self._drop(transfer)
+                continue
+            queue.popleft()
+            del self._queued[key]
+            self._in_flight[key] = transfer
+            self.state[key] = IN_FLIGHT
+            self._record_issue(transfer, victims)
+            return transfer
+
+    def _record_issue(self, transfer: Transfer, victims: list[int]) -> None:
+        victim = victims[0] if victims else -1
+        transfer.number = self.num_issued
+        self.num_issued += 1
+        self.transfer_key.append(transfer.key)
+        self.transfer_prefetch.append(transfer.prefetch)
+        self.transfer_call.append(transfer.call)
+        self.transfer_victim.append(victim)
+        self.transfer_outcome.append(PrefetchOutcome.LATE if transfer.awaited else PrefetchOutcome.UNUSED_AT_END)
+        self.events += (self.calls, Event.ISSUE, transfer.key, victim)
+        for evicted in victims:
+            if self.state[evicted] == UNUSED:
+                self.transfer_outcome[self._unused.pop(evicted)] = PrefetchOutcome.EVICTED_UNUSED
+            self.slots.evict(evicted)
+        for evicted in victims[1:]:
+            self.events += (self.calls, Event.EVICT, evicted, transfer.key)
+
+    def _drop(self, transfer: Transfer) -> None:
+        key = transfer.key
+        transfer.cancelled = True
+        del self._queued[key]
+        self.state[key] = ABSENT
+        self.prefetch_counts[PrefetchOutcome.DROPPED_NO_SLOT] += 1
+        self.events += (self.calls, Event.DROP_NO_SLOT, key, -1)
+
+    # ---- for tests
+
+    def check(self) -> None:
+        """Assert every invariant of the state. Expensive, for tests."""
+        self.slots.check()
+        for key, state in enumerate(self.state):
+            assert (state == QUEUED) == (key in self._queued), key
+            assert (state == IN_FLIGHT) == (key in self._in_flight), key
+            assert (state == UNUSED) == (key in self._unused), key

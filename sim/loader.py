@@ -1,0 +1,71 @@
+"""The loader: its switches, and what it moves. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Loader:
+    """The loader's switches (docs/design.md sections 4 and 5). Values that are not built yet are refused by name."""
+
+    depth: str = "all"
+    queue: str = "append"
+    promote: bool = True
+    cancel_stale: bool = True
+    demand_first: bool = True
+    destination: str = "pool"
+    in_flight: int = 1
+    chunk_bytes: int | None = None
+    wait: str = "wait_all"
+    prefetch_budget: str | int = "all"
+    slot_claim: str = "issue"
+    retention: str = "strict"
+    replay_unit: str = "union"
+    low_for_high: bool = False
+
+    def __post_init__(self) -> None:
+        known = {
+            "depth": ("all", "first_missing"),
+            "queue": ("append", "replace"),
+            "wait": ("wait_all", "as_ready"),
+            "in_flight": (1, 2),
+            "destination": ("pool",),
+            "chunk_bytes": (None,),
+            "slot_claim": ("issue",),
+            "retention": ("strict",),
+            "replay_unit": ("union",),
+        }
+        planned = {
+            "destination": ("staging",),
+            "slot_claim": ("queue",),
+            "retention": ("after_batch",),
+            "replay_unit": ("access",),
+        }
+        for name, values in known.items():
+            value = getattr(self, name)
+            if value in values:
+                continue
+            allowed = ", ".join(str(v) for v in values)
+            why = "is not built yet" if value in planned.get(name, ()) or name == "chunk_bytes" else "is unknown"
+            raise ValueError(f"loader.{name}={value} {why}; allowed: {allowed}")
+        budget = self.prefetch_budget
+        if budget not in ("all", "until_next_gate") and (not isinstance(budget, int) or budget < 0):
+            raise ValueError(
+                f"loader.prefetch_budget={budget} is unknown; allowed: all, until_next_gate, or a count >= 0"
+            )
+
+
+class Transfer:
+    """One variant on its way. ``number`` is given at issue; ``call`` is the controller call that queued it."""
+
+    __slots__ = ("awaited", "call", "cancelled", "key", "moved_bytes", "number", "prefetch")
+
+    def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int) -> None:
+        self.key = key
+        self.prefetch = prefetch
+        self.moved_bytes = moved_bytes
+        self.call = call
+        self.number = -1
+        self.awaited = False
+        self.cancelled = False

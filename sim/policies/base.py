@@ -1,0 +1,134 @@
+"""The policy contracts.
+
+A method answers or learns, never both: questions (``predict``, ``victims``, ``admit``, ``select``, ``place``) leave
+the object unchanged and may be asked twice; notifications (``observe``, ``on_*``) return nothing. Every order is total.
+Arguments are read-only and valid during the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.types import Cause, Geometry, PoolPlan
+
+IntArray = NDArray[np.integer]
+FloatArray = NDArray[np.floating]
+
+
+class Choice(Protocol):
+    """What a router selected at a site, or is forecast to select.
+
+    ``needs`` are the experts of the union in need order (one row: descending weight, then id; several rows:
+    descending token count, then id), ``tokens`` how many rows chose each, ``scores`` HOBBIT's eq. 2 score of each
+    (share of gate weight ranked above it, 0 to 1; over several rows the smallest). ``experts`` and ``weights`` are the
+    rows themselves, [R, K], -1 where a slot is dropped, null or padding.
+    """
+
+    @property
+    def site(self) -> int: ...
+    @property
+    def needs(self) -> Sequence[int]: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def scores(self) -> Sequence[float]: ...
+    @property
+    def experts(self) -> IntArray: ...
+    @property
+    def weights(self) -> FloatArray: ...
+
+
+class Gate(Choice, Protocol):
+    """One (step, site). ``tick`` counts gates in the run, ``token`` the sequence's tokens so far, prompt included."""
+
+    @property
+    def tick(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def row_sequence(self) -> IntArray: ...
+    @property
+    def row_phase(self) -> IntArray: ...
+    @property
+    def row_position(self) -> IntArray: ...
+    @property
+    def share(self) -> FloatArray | None: ...
+    def routed(self, j: int) -> Choice | None:
+        """What site + j's own rule selects from the lookahead scores; None where there are none."""
+
+    def lookahead(self, j: int) -> FloatArray | None:
+        """The raw lookahead scores of site + j, [R, E]; None where there are none."""
+
+
+class Resident(Protocol):
+    """Read access to what the device holds now."""
+
+    def has(self, precision: int, site: int, expert: int) -> bool: ...
+
+
+class Queued(Protocol):
+    """Read access to what waits for a link now."""
+
+    def bytes_ahead(self, link: int) -> int: ...
+
+
+class Predictor(Protocol):
+    """Forecasts the needs of later sites."""
+
+    lookahead_sites: int
+    """Depth of lookahead scores it needs; a trace that lacks it is refused by name."""
+
+    def predict(self, gate: Gate) -> Iterator[Choice]:
+        """Forecasts, lazily: nearest site first, best expert first inside a site."""
+
+    def observe(self, gate: Gate) -> None: ...
+
+
+class CachePolicy(Protocol):
+    """Says which keys are worth least; the controller says which may go and how many bytes must."""
+
+    def pools(self, geometry: Geometry) -> PoolPlan:
+        """Called once, before the run."""
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        """Resident keys of the pool that are not blocked, least valuable first, lazily.
+
+        ``blocked`` is one of two bytearrays over all keys that live for the whole run.
+        """
+
+    def admit(self, key: int, cause: Cause) -> bool: ...
+
+    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        """The serving keys looked up by one gate or wave, in need order, with their outcomes."""
+
+    def on_insert(self, key: int, cause: Cause) -> None: ...
+    def on_evict(self, key: int) -> None: ...
+    def on_sequence(self, sequence: int, begins: bool) -> None: ...
+
+
+class PrecisionSelector(Protocol):
+    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP."""
+
+    precisions: tuple[str, ...]
+    """Names of the precisions it may answer, highest first."""
+    constant: int | None
+    """The precision it always answers, if it does: the controller then never asks."""
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        """Every answer ``select`` may give for an expert of this score, SKIP included (for proven bounds)."""
+
+    def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
+
+
+class Placement(Protocol):
+    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``."""
+
+    constant: int | None
+
+    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]: ...

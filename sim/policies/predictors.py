@@ -1,0 +1,44 @@
+"""Predictors: which experts of later sites will be needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.policies.base import Choice, Gate
+
+
+class NoPrediction:
+    """Nothing is forecast."""
+
+    lookahead_sites = 0
+
+    def predict(self, gate: Gate) -> Iterator[Choice]:
+        return iter(())
+
+    def observe(self, gate: Gate) -> None:
+        pass
+
+
+class GateLookahead:
+    """The routers of the next ``sites`` sites, fed with this site's gate input.
+
+    Forecasts come nearest site first and end where the trace has none (after the last site, in prefill). Whether the
+    walk stops at the first site that lacks an expert is the loader's ``depth``.
+
+    Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT, arXiv:2411.01433, sec. 3.3.
+    """
+
+    def __init__(self, sites: int) -> None:
+        if sites < 1:
+            raise ValueError(f"gate lookahead needs sites >= 1, got {sites}; use predictor=none for no prediction")
+        self.lookahead_sites = sites
+
+    def predict(self, gate: Gate) -> Iterator[Choice]:
+        for j in range(1, self.lookahead_sites + 1):
+            choice = gate.routed(j)
+            if choice is None:
+                return
+            yield choice
+
+    def observe(self, gate: Gate) -> None:
+        pass

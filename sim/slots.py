@@ -1,0 +1,97 @@
+"""What is resident, what may be evicted, and how many bytes are free. No queue, no gate.
+
+One byte a key (ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED) and two bytearrays that cache policies read: ``pinned`` and
+``blocked`` (pinned or masked). Only this module calls a cache policy's ``victims``, ``on_insert`` and ``on_evict``.
+"""
+
+from __future__ import annotations
+
+from sim.policies.base import CachePolicy
+from sim.types import CapacityError, Cause, Geometry
+
+ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED = range(5)
+"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup."""
+
+
+class Slots:
+    """The device's expert bytes, divided into the cache policy's pools."""
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy) -> None:
+        plan = cache.pools(geometry)
+        self.geometry, self.cache = geometry, cache
+        self.state = bytearray(geometry.num_keys)
+        self.pinned = bytearray(geometry.num_keys)
+        self.blocked = bytearray(geometry.num_keys)
+        self.key_bytes = [geometry.variant_bytes[key // geometry.plane] for key in range(geometry.num_keys)]
+        self.pool_of = list(plan.pool_of)
+        self.capacity_bytes = plan.capacity_bytes
+        self.free_bytes = list(plan.capacity_bytes)
+        self._check_capacity()
+        for key in plan.initial:
+            self.free_bytes[self.pool_of[key]] -= self.key_bytes[key]
+            self.insert(key, Cause.INITIAL)
+        if min(self.free_bytes) < 0:
+            raise CapacityError(f"initial contents exceed a pool: free bytes {self.free_bytes}")
+
+    def _check_capacity(self) -> None:
+        g = self.geometry
+        largest = [0] * len(self.capacity_bytes)
+        for pool, size in zip(self.pool_of, self.key_bytes, strict=True):
+            largest[pool] = max(largest[pool], size)
+        for pool, capacity in enumerate(self.capacity_bytes):
+            need = g.top_k * largest[pool]
+            if capacity < need:
+                raise CapacityError(
+                    f"pool {pool} holds {capacity} B, but one token may need {g.top_k} experts of {largest[pool]} B = "
+                    f"{need} B there; raise budget.resident_share (or this pool's cache.shares)"
+                )
+
+    def insert(self, key: int, cause: Cause, state: int = RESIDENT) -> None:
+        """A claimed key has arrived."""
+        self.state[key] = state
+        self.cache.on_insert(key, cause)
+
+    def claim(self, key: int, need_bytes: int, demand: bool) -> list[int] | None:
+        """Make room for a key: the keys to evict for it, least valuable first, or None if it does not fit.
+
+        The bytes are taken, the victims are not evicted yet: see ``evict``.
+        """
+        pool = self.pool_of[key]
+        free = self.free_bytes[pool]
+        victims: list[int] = []
+        if free < need_bytes:
+            found = self._victims(pool, key, need_bytes - free, demand)
+            if found is None:
+                return None
+            victims = found
+            for victim in victims:
+                free += self.key_bytes[victim]
+        self.free_bytes[pool] = free - need_bytes
+        return victims
+
+    def _victims(self, pool: int, incoming: int, need_bytes: int, demand: bool) -> list[int] | None:
+        """Keys whose eviction frees at least ``need_bytes``; masked ones last, and for a demand only."""
+        taken: list[int] = []
+        for blocked in (self.blocked, self.pinned) if demand else (self.blocked,):
+            for victim in self.cache.victims(pool, incoming, blocked):
+                if victim in taken:
+                    continue
+                taken.append(victim)
+                need_bytes -= self.key_bytes[victim]
+                if need_bytes <= 0:
+                    return taken
+        return None
+
+    def evict(self, key: int) -> None:
+        self.state[key] = ABSENT
+        self.cache.on_evict(key)
+
+    def check(self) -> None:
+        """Assert every invariant. Expensive, for tests."""
+        used = [0] * len(self.capacity_bytes)
+        for key, state in enumerate(self.state):
+            if state >= IN_FLIGHT:
+                used[self.pool_of[key]] += self.key_bytes[key]
+            assert self.blocked[key] >= self.pinned[key], self.geometry.name_of(key)
+        for pool, free in enumerate(self.free_bytes):
+            assert free == self.capacity_bytes[pool] - used[pool] >= 0, (pool, free, used[pool])

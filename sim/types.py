@@ -1,0 +1,120 @@
+"""Values that policies, controller and drivers exchange. Standard library only.
+
+The hot path uses plain ints; the enumerations here give them names at the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+SKIP = -1
+"""A selector's answer for an expert that is not served at all."""
+
+
+class Outcome(IntEnum):
+    """What a lookup found. ``HIT`` is 0 so that ``any(outcomes)`` means: something is not a plain hit."""
+
+    HIT = 0
+    HIGH_FOR_LOW = 1
+    LOW_FOR_HIGH = 2
+    LATE = 3
+    PROMOTED = 4
+    MISS = 5
+    CPU = 6
+    SKIP = 7
+    REROUTE = 8
+
+
+class PrefetchOutcome(IntEnum):
+    """What became of a prefetch: the first five were issued, the last three never were."""
+
+    USED = 0
+    LATE = 1
+    DROPPED = 2
+    EVICTED_UNUSED = 3
+    UNUSED_AT_END = 4
+    PROMOTED = 5
+    CANCELLED = 6
+    DROPPED_NO_SLOT = 7
+
+
+class Cause(IntEnum):
+    """Why a key became resident."""
+
+    DEMAND = 0
+    PREFETCH = 1
+    INITIAL = 2
+
+
+class Place(IntEnum):
+    """Where a need is computed."""
+
+    LOAD = 0
+    CPU = 1
+    SKIP = 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The experts of a run as keys and bytes.
+
+    ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with it (bits a
+    weight; bytes of one expert). ``capacity_bytes`` is what the expert slots of the device may hold in all.
+    ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
+    """
+
+    sites: int
+    experts: int
+    top_k: int
+    precisions: tuple[str, ...]
+    bits: tuple[float, ...]
+    variant_bytes: tuple[int, ...]
+    capacity_bytes: int
+
+    @property
+    def units(self) -> int:
+        return self.experts + 1
+
+    @property
+    def plane(self) -> int:
+        """Keys of one precision."""
+        return self.sites * self.units
+
+    @property
+    def num_keys(self) -> int:
+        return len(self.precisions) * self.plane
+
+    def key(self, precision: int, site: int, unit: int) -> int:
+        return (precision * self.sites + site) * self.units + unit
+
+    def precision_of(self, key: int) -> int:
+        return key // self.plane
+
+    def site_of(self, key: int) -> int:
+        return key // self.units % self.sites
+
+    def expert_of(self, key: int) -> int:
+        return key % self.units
+
+    def name_of(self, key: int) -> str:
+        """``site 3 expert 5 fp16``, for messages."""
+        return f"site {self.site_of(key)} expert {self.expert_of(key)} {self.precisions[self.precision_of(key)]}"
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """How a cache policy divides the device's expert bytes.
+
+    ``pool_of[key]`` is the pool a key lives in; ``initial`` are the keys resident before the first gate, in the
+    order in which the policy is told of them.
+    """
+
+    capacity_bytes: tuple[int, ...]
+    pool_of: Sequence[int]
+    initial: tuple[int, ...]
+
+
+class CapacityError(ValueError):
+    """A pool that cannot hold what one token needs."""
