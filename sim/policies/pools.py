@@ -34,13 +34,15 @@ class Pooled:
         self.shares = tuple(shares)
         self.initial = initial
         self._pool_of: Sequence[int] = ()
-        self._geometry: Geometry | None = None
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         capacities, pool_of = self._divide(geometry)
-        self._pool_of, self._geometry = pool_of, geometry
         initial = tuple(_ascending(geometry, capacities, pool_of)) if self.initial == "ascending" else ()
-        plan = PoolPlan(capacities, pool_of, initial)
+        return self.adopt(geometry, PoolPlan(capacities, pool_of, initial))
+
+    def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
+        """Work on these pools."""
+        self._pool_of = plan.pool_of
         self._prepare(geometry, plan)
         return plan
 

@@ -1,0 +1,281 @@
+"""The simulator: a SimPy driver around the controller.
+
+SimPy is the clock and the event heap; the link and the compute stream are callback state machines, each with one event
+that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one a
+sequence's end; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md section 3) through
+the priority of ``Environment.schedule``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import simpy
+
+from sim.controller import Controller
+from sim.costs import Durations
+from sim.loader import Transfer
+from sim.record import Record
+from sim.types import SKIP
+from sim.workload import Workload
+
+LINK = 0
+TRANSFER_END, NEED_DONE, SEQUENCE_END, GATE = (rank << 48 for rank in range(2, 6))
+"""Priorities above SimPy's own (0 and 1); a transfer's number is added to its class."""
+
+
+class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
+    """An event that rings ``callback`` and can then be set again."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self._ring = [callback]
+
+    def set(self, delay_ns: int, priority: int) -> None:
+        self.callbacks = self._ring
+        self.env.schedule(self, priority, delay_ns)
+
+
+class Group:
+    """Needs that are computed together, once none of them is pending any more."""
+
+    __slots__ = ("needs", "pending")
+
+    def __init__(self, pending: int, needs: list[tuple[int, int]]) -> None:
+        self.pending = pending
+        self.needs = needs  # (key, duration)
+
+
+def simulate(controller: Controller, workload: Workload, durations: Durations,
+             progress: Callable[[int], None] | None = None) -> Record:  # fmt: skip
+    """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
+    env = simpy.Environment()
+    engine = Engine(env, controller, workload, durations, progress)
+    env.run(until=engine.done)
+    controller.finish()
+    return engine.record
+
+
+class Engine:
+    """One link and one compute stream around one controller."""
+
+    def __init__(self, env: simpy.Environment, controller: Controller, workload: Workload, durations: Durations,
+                 progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
+        self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
+        self.record = Record()
+        self.done = env.event()
+        self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
+        self._wait_all = controller.loader.wait == "wait_all"
+        self._plane = controller.geometry.plane
+        self._one_token_ns = [durations.expert_ns(p, 1) for p in range(len(controller.geometry.precisions))]
+        self._single_ns = self._one_token_ns[0] if len(self._one_token_ns) == 1 else -1
+        self._prepare_link()
+        self._prepare_stream()
+
+    def _prepare_link(self) -> None:
+        self._in_flight = self.controller.loader.in_flight
+        self._issued: deque[Transfer] = deque()
+        self._transfer_alarm = Alarm(self.env, self._on_transfer_end)
+        self._transfer_ns = {
+            size: self.durations.transfer_ns(size) for size in set(self.controller.geometry.variant_bytes)
+        }
+
+    def _prepare_stream(self) -> None:
+        self._gate = self.workload.gate()
+        self._gate_alarm = Alarm(self.env, self._on_gate)
+        self._end_alarm = Alarm(self.env, self._on_sequence_end)
+        self._release_alarm = Alarm(self.env, self._on_need_done)
+        self._awaited: dict[int, tuple[int, Group]] = {}  # key -> row of its lookup, and who waits with it
+        self._groups: deque[Group] = deque()  # wait_all: what each call admitted, in the order of the calls
+        self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
+        self._release_is_set = False
+        self._free_ns = 0  # when the compute stream is through with what it was given
+        self._first_row = 0
+        self._begin_step(0)
+
+    # ---- steps and sequences
+
+    def _begin_step(self, index: int) -> None:
+        """Called when the stream is free; the first gate of the step follows after its dense work."""
+        now = self.env.now
+        step = self._step = self.workload.steps[index]
+        self.record.step_start_ns.append(self._free_ns)
+        for sequence in step.begins:
+            self.controller.begin_sequence(sequence)
+            self.record.call_ns.append(now)
+            self._fill_link()
+        self._gate.open(step)
+        self._dense_ns = self.durations.dense_ns(step)
+        self._site = 0
+        self._gate_alarm.set(self._free_ns + self._dense_ns[0] - now, GATE)
+
+    def _end_site(self) -> None:
+        """Every need of the site is computed or its end is known."""
+        free = self._free_ns
+        self.record.end_ns.append(free)
+        self._site += 1
+        if self._site < self.workload.sites:
+            self._gate_alarm.set(free + self._dense_ns[self._site] - self.env.now, GATE)
+            return
+        self._free_ns = free + self.durations.tail_ns(self._step)
+        self.record.step_end_ns.append(self._free_ns)
+        index = self._step.index
+        if self._progress and index % self._stride == 0:
+            self._progress(index + 1)
+        if self._step.ends or index + 1 == len(self.workload.steps):
+            self._end_alarm.set(self._free_ns - self.env.now, SEQUENCE_END)
+        else:
+            self._begin_step(index + 1)
+
+    def _on_sequence_end(self, event: simpy.Event) -> None:
+        for sequence in self._step.ends:
+            self.controller.end_sequence(sequence)
+            self.record.call_ns.append(self.env.now)
+            self._fill_link()
+        if self._step.index + 1 < len(self.workload.steps):
+            self._begin_step(self._step.index + 1)
+        else:
+            self.record.makespan_ns = self.env.now
+            self.done.succeed()
+
+    # ---- the compute stream
+
+    def _on_gate(self, event: simpy.Event) -> None:
+        now = self.env.now
+        record, controller, gate = self.record, self.controller, self._gate
+        gate.visit(self._site)
+        record.gate_ns.append(now)
+        record.call_ns.append(now)
+        outcomes, waits = controller.gate(gate)
+        self._free_ns = now
+        count = len(outcomes)
+        if not any(outcomes) and self._single_ns >= 0 and self._step.rows == 1 and not controller.waiting:
+            # The common gate: everything is there.
+            record.lookup_ns += [now] * count
+            record.ready_ns += [now] * count
+            self._free_ns = now + count * self._single_ns
+        else:
+            self._first_row = len(record.ready_ns)
+            self._take(waits, now)
+        if len(self._issued) < self._in_flight:
+            self._fill_link()
+        if not self._awaited and not controller.waiting:
+            self._end_site()
+
+    def _take(self, waits: dict[int, Transfer] | None, now: int) -> None:
+        """Compute what an admission found; remember what it waits for."""
+        record, admitted = self.record, self.controller.admitted
+        row = len(record.ready_ns)
+        record.lookup_ns += [now] * len(admitted)
+        record.ready_ns += [now] * len(admitted)
+        together = Group(len(waits or ()), [])
+        for key in admitted:
+            if key != SKIP:
+                need = (key, self._expert_ns(key, row))
+                absent = waits is not None and key in waits
+                if absent:
+                    self._awaited[key] = (row, together if self._wait_all else Group(1, [need]))
+                if self._wait_all:
+                    together.needs.append(need)
+                elif not absent:
+                    self._compute(need, now)
+            row += 1
+        if self._wait_all:
+            self._groups.append(together)
+            self._compute_groups(now)
+        self._set_release()
+
+    def _expert_ns(self, key: int, row: int) -> int:
+        precision = key // self._plane
+        if self._step.rows == 1:
+            return self._one_token_ns[precision]
+        return self.durations.expert_ns(precision, self._gate.tokens[row - self._first_row])
+
+    def _compute_groups(self, now: int) -> None:
+        """wait_all: what an earlier call admitted is computed first, so a complete group may wait for the one before."""
+        while self._groups and not self._groups[0].pending:
+            for need in self._groups.popleft().needs:
+                self._compute(need, now)
+
+    def _compute(self, need: tuple[int, int], ready_ns: int) -> None:
+        key, duration = need
+        start = self._free_ns if self._free_ns > ready_ns else ready_ns
+        self._free_ns = start + duration
+        if self.controller.waiting:
+            self._releases.append((self._free_ns, key))
+
+    def _set_release(self) -> None:
+        if self._releases and not self._release_is_set:
+            self._release_is_set = True
+            self._release_alarm.set(self._releases[0][0] - self.env.now, NEED_DONE)
+
+    def _on_need_done(self, event: simpy.Event) -> None:
+        now = self.env.now
+        self._release_is_set = False
+        _, key = self._releases.popleft()
+        self.record.call_ns.append(now)
+        _, waits = self.controller.need_done(key)
+        if not self.controller.waiting:
+            self._releases.clear()
+        self._take(waits, now)
+        self._fill_link()
+        if not self._awaited and not self.controller.waiting:
+            self._end_site()
+
+    # ---- the link
+
+    def _fill_link(self) -> None:
+        now = self.env.now
+        while len(self._issued) < self._in_flight:
+            transfer = self.controller.poll(LINK)
+            self.record.call_ns.append(now)
+            if transfer is None:
+                return
+            self._issue(transfer, now)
+
+    def _issue(self, transfer: Transfer, now: int) -> None:
+        self._issued.append(transfer)
+        self.record.service_end_ns.append(-1)
+        if len(self._issued) == 1:
+            self.record.start_ns.append(now)
+            self._transfer_alarm.set(self._transfer_ns[transfer.moved_bytes], TRANSFER_END + transfer.number)
+        else:
+            self.record.start_ns.append(-1)
+
+    def _on_transfer_end(self, event: simpy.Event) -> None:
+        now = self.env.now
+        record, issued = self.record, self._issued
+        transfer = issued.popleft()
+        record.service_end_ns[transfer.number] = now
+        if issued:
+            record.start_ns[issued[0].number] = now
+            self._transfer_alarm.set(self._transfer_ns[issued[0].moved_bytes], TRANSFER_END + issued[0].number)
+        record.call_ns.append(now)
+        key, following = self.controller.transfer_done(LINK, transfer)
+        if following is not None:
+            self._issue(following, now)
+        if key in self._awaited:
+            self._arrive(key, transfer.number, now)
+
+    def _arrive(self, key: int, number: int, now: int) -> None:
+        """A need's expert is there."""
+        record = self.record
+        row, group = self._awaited.pop(key)
+        record.ready_ns[row] = now
+        group.pending -= 1
+        if group.pending or (self._wait_all and group is not self._groups[0]):
+            return
+        if now > self._free_ns:
+            record.idle_start_ns.append(self._free_ns)
+            record.idle_end_ns.append(now)
+            record.idle_cause.append(number)
+        if self._wait_all:
+            self._compute_groups(now)
+        else:
+            self._compute(group.needs[0], now)
+        self._set_release()
+        if not self._awaited and not self.controller.waiting:
+            self._end_site()
