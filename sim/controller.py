@@ -57,6 +57,7 @@ class Controller:
         # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
         self._always_fit = min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
         self._plain = selector.constant == 0 and len(geometry.precisions) == 1
+        self._zeros = [[0] * count for count in range(geometry.experts + 1)]
         self._prepare_queues()
         self._prepare_records()
 
@@ -130,7 +131,7 @@ class Controller:
             outcomes = [FOUND[state[key]] for key in keys]
             waits = self._settle(keys, outcomes) if any(outcomes) else None
             self.admitted = keys
-            self.cache.on_requests(keys, outcomes, gate)
+            self.cache.on_requests(keys, self._zeros[len(keys)], outcomes, gate)
             self.lookup_keys += keys
             self.lookup_outcomes += outcomes
         else:
@@ -227,17 +228,17 @@ class Controller:
     def _look_up(self, gate: Gate, admitted: list[int],
                  wanted: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:  # fmt: skip
         keys = [key for key in admitted if key != SKIP]
+        asked = [p for p in wanted if p != SKIP]
         self._pins += keys
         state, plane = self.state, self.geometry.plane
         outcomes = [FOUND[state[key]] for key in keys]
         waits = self._settle(keys, outcomes) if any(outcomes) else None
         if len(self.geometry.precisions) > 1:
-            asked = (p for p in wanted if p != SKIP)
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
                     outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
         if keys:
-            self.cache.on_requests(keys, outcomes, gate)
+            self.cache.on_requests(keys, asked, outcomes, gate)
         if len(keys) < len(admitted):
             found = iter(outcomes)
             outcomes = [next(found) if key != SKIP else int(Outcome.SKIP) for key in admitted]

@@ -104,8 +104,8 @@ class CachePolicy(Protocol):
 
     def admit(self, key: int, cause: Cause) -> bool: ...
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
-        """The serving keys looked up by one gate or wave, in need order, with their outcomes."""
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        """The serving keys looked up by one gate or wave, in need order; the precisions wanted; what was found."""
 
     def on_insert(self, key: int, cause: Cause) -> None: ...
     def on_evict(self, key: int) -> None: ...

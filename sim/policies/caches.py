@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
-from sim.types import Cause, Geometry, Outcome, PoolPlan
+from sim.types import Cause, Geometry, PoolPlan
 
 COUNT_SCOPES = ("resident", "sequence", "model")
 NEVER = 1 << 62
@@ -31,7 +31,7 @@ class LRU(Pooled):
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return filterfalse(blocked.__getitem__, self._orders[pool])
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         pool_of, orders = self._pool_of, self._orders
         for key in keys:
             order = orders[pool_of[key]]
@@ -102,7 +102,7 @@ class LFU(Pooled):
         for level in self._levels[pool]:
             yield from filterfalse(blocked.__getitem__, buckets[level])
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         for key in keys:
             self._remove(key)
             self._count[key] += 1
@@ -199,19 +199,19 @@ class WeightedScore(Pooled):
             yield int(keys[best])
             score[best] = np.inf
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         plane = self._plane
         w_lru, w_lfu, w_lhu, _ = self.weights
         recent, uses, high_uses, base = self._recent, self._uses, self._high_uses, self._base
         token = self._token = gate.token
         self._site = gate.site
         tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
-        for key, outcome in zip(keys, outcomes, strict=True):
+        for key, precision in zip(keys, wanted, strict=True):
             expert = key % plane
             count = tokens_of[expert % self._units]
             recent[expert] = token
             uses[expert] += count
-            if (key < plane and outcome != Outcome.HIGH_FOR_LOW) or outcome == Outcome.LOW_FOR_HIGH:
+            if precision == 0:
                 high_uses[expert] += count
             base[expert::plane] = (w_lru * token + w_lfu * uses[expert]) + w_lhu * high_uses[expert]
 
@@ -268,7 +268,7 @@ class Belady(Pooled):
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return (key for _, key in reversed(self._orders[pool]) if not blocked[key])
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         after = self._after[gate.tick]
         for key in keys:
             if key in self._held:

@@ -49,7 +49,7 @@ class Pooled:
     def admit(self, key: int, cause: Cause) -> bool:
         return True
 
-    def on_requests(self, keys: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         pass
 
     def on_sequence(self, sequence: int, begins: bool) -> None:

@@ -119,7 +119,7 @@ class IdleRow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened, in plain numbers. `calls` and `idle` help to find a first difference; they need not be compared."""
+    """What happened, in plain numbers. `calls` and `idle` help to find a difference; they need not be compared."""
 
     gates: tuple[GateRow, ...]
     lookups: tuple[LookupRow, ...]
@@ -570,7 +570,7 @@ class Reference:
         replaced = False
         if left == 0 and not self.readings.exhausted_budget_asks:
             return
-        for ahead, forecast in enumerate(step.forecasts[site], start=1):
+        for ahead, forecast in enumerate(step.forecasts[site][: self.loader.lookahead], start=1):
             if forecast is None:
                 return
             self.masked.pop(site + ahead, None)

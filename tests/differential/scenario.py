@@ -152,7 +152,8 @@ class Scenario:
 def random_scenario(seed: int, ties: bool) -> Scenario:
     """A random valid scenario; with `ties` all times are tiny, zero included, so that much happens at one instant."""
     rng = np.random.default_rng([seed, int(ties)])
-    sites, experts = int(rng.integers(1, 5)), int(rng.integers(2, 10))
+    sites = int(rng.choice([1, 2, 3, 4, 6], p=[0.1, 0.2, 0.25, 0.25, 0.2]))
+    experts = int(rng.integers(2, 13))
     top_k = int(rng.integers(1, min(4, experts) + 1))
     precisions = int(rng.integers(1, 3))
     name: CacheName = CACHES[int(rng.integers(len(CACHES)))]  # type: ignore[assignment]
@@ -222,7 +223,7 @@ def _random_pools(
     variant_bytes: tuple[int, ...],
     allowed: tuple[int, ...],
 ) -> tuple[PoolSpec, ...]:
-    """One pool, one per precision or per site; each holds one token's needs or more; empty, half or full at first."""
+    """One pool, one per precision or per site; each holds one token's needs or more; empty, half full or full."""
     layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
     everything = tuple(range(len(variant_bytes)))
     shapes: list[tuple[tuple[int, ...], int | None]]
@@ -232,8 +233,9 @@ def _random_pools(
         shapes = [((precision,), None) for precision in everything]
     else:
         shapes = [(everything, site) for site in range(sites)]
-    roominess = float(rng.choice([0.0, 0.2, 0.5, 1.0, 1.5]))
-    filled = float(rng.choice([0.0, 0.5, 1.0]))
+    tokens = int(rng.choice([1, 1, 2, 3, 5]))
+    roominess = float(rng.choice([0.0, 0.0, 0.3, 0.7, 1.5]))
+    filled = float(rng.choice([0.0, 0.0, 0.5, 1.0]))
     pools = []
     for covered, site in shapes:
         largest = max(variant_bytes[p] for p in covered)
@@ -245,7 +247,7 @@ def _random_pools(
             if p in allowed and site in (None, s)
         ]
         ample = sum(variant_bytes[p] * experts * (sites if site is None else 1) for p in covered)
-        capacity = top_k * largest + int(rng.integers(largest)) + int(roominess * rng.random() * ample)
+        capacity = tokens * top_k * largest + int(rng.integers(largest)) + int(roominess * rng.random() * ample)
         initial: list[Key] = []
         room = int(capacity * filled)
         for index in rng.permutation(len(keys)):
@@ -268,10 +270,10 @@ def _random_steps(
     popularity /= popularity.sum(axis=1, keepdims=True)
     steps = []
     for sequence in range(int(rng.integers(1, 4))):
-        decodes = int(rng.integers(0, 7))
+        decodes = int(rng.integers(0, 9))
         token = 0
         for index in range(1 + decodes):
-            rows = int(rng.integers(1, 7)) if index == 0 or _coin(rng, 0.1) else 1
+            rows = int(rng.integers(1, 7)) if (index == 0 and _coin(rng, 0.7)) or _coin(rng, 0.05) else 1
             token += rows
             routed = [[_choose(rng, popularity[site], top_k) for _ in range(rows)] for site in range(sites)]
             needs = tuple(_union(routing) for routing in routed)
