@@ -7,7 +7,8 @@ activation shares) may be stored as small integers times a step that the header 
 for, and always come back as float32.
 
 Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
-nothing is ever evaluated. Encoder-decoder models, whose steps visit only some of the sites, are refused by name.
+nothing is ever evaluated. One limit: whoever forges a parquet file *and* its sha256 can make the parquet parser
+itself run out of memory. Encoder-decoder models, whose steps visit only some of the sites, are refused by name.
 """
 
 import hashlib

@@ -1,0 +1,129 @@
+"""Routing rules against a brute-force reading of their definition, one row and one expert at a time."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from sim.routing import GROUPS, SCORES, WEIGHTS, RoutingRule
+
+NUM_EXPERTS, TOP_K = 8, 3
+BIAS = tuple(0.2 * math.sin(expert) for expert in range(NUM_EXPERTS))
+
+
+def _score(rule: RoutingRule, row: list[float], expert: int) -> float:
+    value = row[expert]
+    if rule.score == "softmax":
+        return math.exp(value) / sum(math.exp(other) for other in row)
+    if rule.score == "sigmoid":
+        return 1 / (1 + math.exp(-value))
+    return math.sqrt(math.log1p(math.exp(value))) if rule.score == "sqrtsoftplus" else value
+
+
+def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[int, float]]:
+    experts = range(len(row))
+    scores = [_score(rule, row, expert) for expert in experts]
+    choice = [score + (rule.bias[expert] if rule.bias else 0.0) for expert, score in enumerate(scores)]
+    allowed = set(experts)
+    if rule.group:
+        size = len(row) // rule.n_group
+        members = [list(experts)[group * size : (group + 1) * size] for group in range(rule.n_group)]
+        best = 1 if rule.group == "max" else 2
+        value = [sum(sorted((choice[expert] for expert in group), reverse=True)[:best]) for group in members]
+        kept = sorted(range(rule.n_group), key=lambda group: (-value[group], group))[: rule.topk_group]
+        allowed = {expert for group in kept for expert in members[group]}
+    chosen = sorted(allowed, key=lambda expert: (-choice[expert], expert))[:top_k]
+    if rule.weight == "gather":
+        weights = [scores[expert] for expert in chosen]
+    elif rule.weight == "norm":
+        weights = [scores[expert] / sum(scores[other] for other in chosen) for expert in chosen]
+    elif rule.weight == "softmax_topk":
+        weights = [math.exp(row[expert]) / sum(math.exp(row[other]) for other in chosen) for expert in chosen]
+    else:
+        weights = [1 / (1 + math.exp(-row[expert])) for expert in chosen]
+    pairs = [(expert, weight * rule.scale) for expert, weight in zip(chosen, weights, strict=True)]
+    return sorted(pairs, key=lambda pair: (-np.float32(pair[1]), pair[0]))
+
+
+@pytest.mark.parametrize(("score", "group", "weight"), list(itertools.product(SCORES, GROUPS, WEIGHTS)))
+@pytest.mark.parametrize("bias", [None, BIAS])
+def test_route_equals_brute_force(
+    score: str, group: str | None, weight: str, bias: tuple[float, ...] | None
+) -> None:
+    # Identity scores are probabilities where models use them; negative ones have no meaning as weights.
+    logits = np.random.default_rng(7).normal(size=(4, 5, NUM_EXPERTS)).astype(np.float32)
+    logits = np.abs(logits) if score == "identity" else logits
+    num_groups, kept_groups = (4, 2) if group else (1, 1)
+    rule = RoutingRule(score, bias, group, num_groups, kept_groups, weight, scale=2.5)
+    ids, weights = rule.route(logits, TOP_K)
+    assert ids.shape == weights.shape == (4, 5, TOP_K)
+    assert (ids.dtype, weights.dtype) == (np.int16, np.float32)
+    for place in np.ndindex(4, 5):
+        expected = _route_row(rule, logits[place].astype(float).tolist(), TOP_K)
+        assert ids[place].tolist() == [expert for expert, _ in expected]
+        np.testing.assert_allclose(weights[place], [weight for _, weight in expected], rtol=2e-6)
+
+
+def test_equal_scores_go_to_the_lower_id_and_equal_weights_are_ordered_by_id() -> None:
+    ids, weights = RoutingRule(weight="norm").route(np.array([[0.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]]), 2)
+    assert ids.tolist() == [[1, 2], [0, 1]]
+    assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    # The bias selects expert 3 first; the weights are equal, so the order is by id.
+    assert RoutingRule("sigmoid", bias=(0.0, 0.0, 0.0, 1.0)).route(np.zeros((1, 4)), 3)[0].tolist() == [[0, 1, 3]]
+
+
+def test_bias_chooses_but_does_not_weigh() -> None:
+    rule = RoutingRule("sigmoid", bias=(0.0, 0.0, 10.0))
+    ids, weights = rule.route(np.array([[2.0, 1.0, -2.0]]), 2)
+    assert ids.tolist() == [[0, 2]]
+    np.testing.assert_allclose(weights, [[1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))]], rtol=1e-6)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    logits = np.array([[-3e4, 3e4, 0.0, -3e4], [-3e4, -3e4, -3e4, -3e4]])
+    for score, weight in itertools.product(SCORES[:3], WEIGHTS):
+        assert np.isfinite(RoutingRule(score, weight=weight).route(logits, 2)[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"score": "relu"}, "score is 'relu'"),
+        ({"score": ["softmax"]}, "score is"),
+        ({"group": "sum"}, "group is 'sum'"),
+        ({"n_group": 0}, "n_group is '0'"),
+        ({"n_group": True}, "n_group is 'True'"),
+        ({"n_group": 2, "topk_group": 3}, "topk_group is '3'"),
+        ({"scale": math.nan}, "scale is 'nan'"),
+        ({"scale": 10**400}, "scale is"),
+        ({"bias": [1, "x"]}, "bias is"),
+        ({"bias": "abc"}, "bias is"),
+    ],
+)
+def test_from_json_refuses_by_field(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RoutingRule.from_json({**RoutingRule().to_json(), **changes})
+
+
+@pytest.mark.parametrize("value", [None, [], {"score": "softmax"}, {**RoutingRule().to_json(), "extra": 1}])
+def test_from_json_refuses_other_shapes(value: object) -> None:
+    with pytest.raises(ValueError, match="routing rule"):
+        RoutingRule.from_json(value)
+
+
+def test_json_round_trip() -> None:
+    rule = RoutingRule("sigmoid", BIAS, "top2sum", 4, 2, "norm", 2.5)
+    assert RoutingRule.from_json(json.loads(json.dumps(rule.to_json()))) == rule
+
+
+def test_route_refuses_what_it_cannot_answer() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        RoutingRule().route(np.array([[1.0, math.nan]]), 1)
+    with pytest.raises(ValueError, match=r"top_k is '3', must lie in 1..2"):
+        RoutingRule().route(np.zeros((1, 2)), 3)
+    with pytest.raises(ValueError, match="bias is '2 values', must have 3"):
+        RoutingRule(bias=(0.0, 0.0)).route(np.zeros((1, 3)), 1)
+    with pytest.raises(ValueError, match="must divide 6"):
+        RoutingRule(group="max", n_group=4).route(np.zeros((1, 6)), 1)
