@@ -116,5 +116,27 @@ class PoolPlan:
     initial: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Step:
+    """One forward call: token-rows ``start .. stop`` of the workload.
+
+    ``token`` is the number of tokens of its sequence so far, itself included (of several: the largest); ``begins`` and
+    ``ends`` are the sequences whose first and last step this is. ``decode`` is false for prefill and chunks.
+    """
+
+    index: int
+    start: int
+    stop: int
+    sequences: tuple[int, ...]
+    token: int
+    decode: bool
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
 class CapacityError(ValueError):
     """A pool that cannot hold what one token needs."""

@@ -38,3 +38,13 @@ def tflops(value: float) -> float:
 def seconds(value_ns: int) -> float:
     """Whole nanoseconds to seconds, for output only."""
     return value_ns / NS_PER_S
+
+
+def require_number(name: str, value: object, *, minimum: float = 0.0, whole: bool = False) -> None:
+    """Raise ValueError unless ``value`` is a finite number of at least ``minimum`` (a whole one, if asked)."""
+    kind = "a whole number" if whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ValueError(f"{name}={value!r} must be {kind} in the unit of its name, without a suffix")
+    assert isinstance(value, int | float)
+    if not minimum <= value < float("inf"):
+        raise ValueError(f"{name}={value!r} must be {kind} >= {minimum:g}")

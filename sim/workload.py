@@ -16,32 +16,11 @@ from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, Trace, TraceSequence
+from sim.types import Step
 
 BATCHINGS = ("recorded", "sequential")
 SPLITS = ("fit", "eval", "all")
 Scalar = TypeVar("Scalar", bound=np.generic)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward call: token-rows ``start .. stop`` of the workload.
-
-    ``token`` is the number of tokens of its sequence so far, itself included (of several: the largest); ``begins`` and
-    ``ends`` are the sequences whose first and last step this is. ``decode`` is false for prefill and chunks.
-    """
-
-    index: int
-    start: int
-    stop: int
-    sequences: tuple[int, ...]
-    token: int
-    decode: bool
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True)

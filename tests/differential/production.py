@@ -19,7 +19,7 @@ from sim.policies.predictors import GateLookahead, NoPrediction
 from sim.record import Record
 from sim.stalls import split_stalls
 from sim.types import Geometry, Outcome, PoolPlan, PrefetchOutcome
-from sim.workload import Step as RunStep
+from sim.types import Step as RunStep
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 
