@@ -233,8 +233,9 @@ def _random_pools(
         shapes = [((precision,), None) for precision in everything]
     else:
         shapes = [(everything, site) for site in range(sites)]
-    tokens = int(rng.choice([1, 1, 2, 3, 5]))
-    roominess = float(rng.choice([0.0, 0.0, 0.3, 0.7, 1.5]))
+    tight = _coin(rng, 0.4)
+    tokens = 1 if tight else int(rng.choice([1, 2, 3, 5]))
+    roominess = 0.0 if tight else float(rng.choice([0.0, 0.3, 0.7, 1.5]))
     filled = float(rng.choice([0.0, 0.0, 0.5, 1.0]))
     pools = []
     for covered, site in shapes:
@@ -273,7 +274,7 @@ def _random_steps(
         decodes = int(rng.integers(0, 9))
         token = 0
         for index in range(1 + decodes):
-            rows = int(rng.integers(1, 7)) if (index == 0 and _coin(rng, 0.7)) or _coin(rng, 0.05) else 1
+            rows = int(rng.integers(1, 9)) if (index == 0 and _coin(rng, 0.7)) or _coin(rng, 0.1) else 1
             token += rows
             routed = [[_choose(rng, popularity[site], top_k) for _ in range(rows)] for site in range(sites)]
             needs = tuple(_union(routing) for routing in routed)
