@@ -28,7 +28,7 @@ import subprocess
 import sysconfig
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,7 +138,7 @@ def cut_at_blank_lines(text: str, target_chars: int) -> Iterator[str]:
     yield part
 
 
-def deb_files(package: Path, wanted) -> list[tuple[str, bytes]]:  # type: ignore[no-untyped-def]
+def deb_files(package: Path, wanted: Callable[[str], bool]) -> list[tuple[str, bytes]]:
     """(path, content) of the regular files of a .deb whose path ``wanted`` accepts; nothing is written to disk.
 
     Raises ValueError if ``package`` is not a Debian package or its data member uses a compression Python cannot read.
