@@ -1,0 +1,325 @@
+"""Trains the project's own Mixture-of-Experts model on a CPU: ``python -m capture.train_tiny``.
+
+Theory of operation
+-------------------
+A run is a function of its recipe and its text. All that changes from step to step (weights, optimizer moments, both
+generators, the losses so far) is in one ``RunState``, written to ``OUT/run_state.pt`` every few steps: to a neighbour
+first, then renamed, so that the file is always a whole one. A run that was killed goes on from there with ``--resume``
+and ends with the same bits as one that was not, on the same machine with the same number of threads.
+
+    OUT/run_state.pt         while training; deleted at the end
+    OUT/tokenizer.json       written before the first step
+    OUT/config.json ...      a transformers checkpoint in float16, written at the end
+    OUT/train_meta.json      recipe, text, losses
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
+
+from capture.corpus import DOMAINS, Corpus, build_corpus, default_deb_folder
+from capture.evaluate_tiny import evaluate
+from capture.tiny_model import (
+    Recipe,
+    balance_loss,
+    build_model,
+    language_loss,
+    make_optimizer,
+    recorded_router_logits,
+    z_loss,
+)
+from capture.tokenizer import END_OF_TEXT, SHIPPED_TOKENIZER, TokenStream, encode, load_tokenizer, train_tokenizer
+
+STATE_FILE = "run_state.pt"
+OnStep = Callable[[int, float], None]
+
+
+class BatchSampler:
+    """Windows of training text; the domain of each is drawn with the recipe's mix, its position uniformly.
+
+    Windows may cross a document's end. Domains without text give their share to the others.
+    """
+
+    def __init__(self, stream: TokenStream, recipe: Recipe) -> None:
+        last_start = len(stream) - recipe.seq - 1
+        self._starts = [np.flatnonzero(stream.domain[: max(0, last_start)] == index) for index in range(len(DOMAINS))]
+        shares = np.array([share * (len(starts) > 0) for share, starts in zip(recipe.mix, self._starts, strict=True)])
+        if shares.sum() == 0:
+            raise ValueError(
+                f"cannot draw windows of seq={recipe.seq} tokens from a training text of {len(stream)} tokens with "
+                f"mix={recipe.mix}; lower --seq or give more text"
+            )
+        self._shares = shares / shares.sum()
+        self._ids = stream.ids
+        self._recipe = recipe
+        self.generator = np.random.default_rng(recipe.seed)
+
+    def draw(self) -> torch.Tensor:
+        """Token ids [batch, seq + 1]; moves the generator on."""
+        recipe = self._recipe
+        domains = self.generator.choice(len(DOMAINS), size=recipe.batch, p=self._shares)
+        starts = [self._starts[domain][self.generator.integers(len(self._starts[domain]))] for domain in domains]
+        windows = np.stack([self._ids[start : start + recipe.seq + 1] for start in starts])
+        return torch.from_numpy(windows.astype(np.int64))
+
+
+@dataclass
+class RunState:
+    """Everything that a step changes; ``losses`` has the language loss (nats/token) of every step so far."""
+
+    recipe: Recipe
+    text_sha256: str
+    model: MixtralForCausalLM
+    optimizer: torch.optim.AdamW
+    sampler: BatchSampler
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, recipe: Recipe, stream: TokenStream) -> RunState:
+        if stream.ids.max(initial=0) >= recipe.vocab:
+            raise ValueError(
+                f"cannot embed token {stream.ids.max()}: vocab={recipe.vocab}; give a tokenizer of at most that many"
+            )
+        model = build_model(recipe)
+        return cls(recipe, stream.sha256, model, make_optimizer(model, recipe), BatchSampler(stream, recipe))
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return len(self.losses)
+
+    def save(self, path: Path) -> None:
+        """Writes to a neighbour and renames: a kill at any moment leaves the old file or the new one."""
+        content = {
+            "recipe": json.dumps(self.recipe.as_dict()),
+            "text_sha256": self.text_sha256,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "numpy_generator": json.dumps(self.sampler.generator.bit_generator.state),
+            "torch_generator": torch.get_rng_state(),
+            "losses": self.losses,
+        }
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+
+    def load(self, path: Path) -> None:
+        """Goes to where the run of ``path`` was; raises ValueError if that was a run of another recipe or text."""
+        content = torch.load(path, weights_only=True)
+        self._check_same_run(path, content)
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.sampler.generator.bit_generator.state = json.loads(content["numpy_generator"])
+        torch.set_rng_state(content["torch_generator"])
+        self.losses = list(content["losses"])
+
+    def _check_same_run(self, path: Path, content: dict[str, Any]) -> None:
+        there = json.loads(content["recipe"])
+        here = json.loads(json.dumps(self.recipe.as_dict()))
+        different = [f"{key}={there.get(key)} there, {here[key]} here" for key in here if here[key] != there.get(key)]
+        if different:
+            raise ValueError(
+                f"cannot resume {path}: {'; '.join(different)}; give the arguments of its start or another --out"
+            )
+        if content["text_sha256"] != self.text_sha256:
+            raise ValueError(
+                f"cannot resume {path}: it was trained on text {content['text_sha256'][:12]}, this is text "
+                f"{self.text_sha256[:12]}; use the same Python, packages and tokenizer, or another --out"
+            )
+
+
+def train_step(state: RunState, router_logits: list[torch.Tensor]) -> float:
+    """One optimizer step; the language loss before it, in nats per token."""
+    recipe = state.recipe
+    for group in state.optimizer.param_groups:
+        group["lr"] = recipe.learning_rate_at(state.step)
+    router_logits.clear()
+    language = language_loss(state.model, state.sampler.draw())
+    loss = language + recipe.balance_loss * balance_loss(router_logits, recipe.top_k)
+    loss = loss + recipe.z_loss * z_loss(router_logits)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return language.item()
+
+
+def train(state: RunState, state_file: Path, save_every: int, on_step: OnStep = lambda step, loss: None) -> None:
+    """Runs ``state`` to the recipe's last step; ``on_step`` hears the number of steps done and the loss."""
+    state.model.train()
+    with recorded_router_logits(state.model) as router_logits:
+        while state.step < state.recipe.num_steps:
+            state.losses.append(train_step(state, router_logits))
+            if state.step % save_every == 0:
+                state.save(state_file)
+            on_step(state.step, state.losses[-1])
+    state.model.eval()
+
+
+def train_with_progress(state: RunState, state_file: Path, save_every: int, console: Console) -> None:
+    """``train`` with a bar of loss (mean of the last 20 steps), tokens per second and remaining time."""
+    tokens_per_step = state.recipe.batch * state.recipe.seq
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f} nats/token  {task.fields[rate]:,.0f} tokens/s  ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, speed_estimate_period=120) as progress:
+        bar = progress.add_task("", total=state.recipe.num_steps, completed=state.step, loss=float("nan"), rate=0.0)
+
+        def on_step(step: int, _loss: float) -> None:
+            progress.update(bar, completed=step)
+            rate = (progress.tasks[0].speed or 0.0) * tokens_per_step
+            progress.update(bar, loss=float(np.mean(state.losses[-20:])), rate=rate)
+            # Where the output is a file there is no bar: leave a line now and then.
+            if not console.is_terminal and step % 100 == 0:
+                console.print(
+                    f"step {step}: mean loss of 100 steps {np.mean(state.losses[-100:]):.4f}, {rate:,.0f} tokens/s"
+                )
+
+        train(state, state_file, save_every, on_step)
+
+
+def export(state: RunState, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the transformers checkpoint in float16; the model of ``state`` is rounded to float16, too."""
+    state.model.half().save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT).save_pretrained(
+        folder
+    )
+    state.model.float()
+
+
+def write_meta(state: RunState, corpus: Corpus, folder: Path) -> None:
+    """``train_meta.json``: what was trained on what, and the mean loss of every 100 steps."""
+    recipe = state.recipe
+    total = sum(parameter.numel() for parameter in state.model.parameters())
+    idle = recipe.layers * (recipe.experts - recipe.top_k) * 3 * recipe.hidden * recipe.inter
+    meta = {
+        "recipe": recipe.as_dict(),
+        "parameters": {"total": total, "active_per_token": total - idle},
+        "steps": state.step,
+        "text": {"sources": corpus.notes, "sha256": state.text_sha256},
+        "loss_per_100_steps": [round(float(np.mean(state.losses[i : i + 100])), 4) for i in range(0, state.step, 100)],
+    }
+    (folder / "train_meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+
+
+def choose_tokenizer(option: str, resume: bool, corpus: Corpus, recipe: Recipe, folder: Path) -> Tokenizer:
+    """The run's own tokenizer when it resumes, else the shipped, a given or (``new``) a freshly trained one."""
+    own = folder / "tokenizer.json"
+    if resume:
+        return load_tokenizer(own)
+    if option == "new":
+        tokenizer = train_tokenizer(corpus.training, recipe.vocab)
+    else:
+        tokenizer = load_tokenizer(SHIPPED_TOKENIZER if option == "shipped" else Path(option))
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(own))
+    return tokenizer
+
+
+def run(recipe: Recipe, options: argparse.Namespace, console: Console) -> None:
+    """Trains into ``options.out`` and prints the evaluation of what was trained."""
+    state_file = options.out / STATE_FILE
+    refuse_to_overwrite(options.out, state_file, options.resume)
+    corpus = build_corpus(options.debs, download=not options.no_download)
+    console.print(*corpus.notes, sep="\n", highlight=False)
+    tokenizer = choose_tokenizer(options.tokenizer, options.resume, corpus, recipe, options.out)
+    state = RunState.start(recipe, encode(corpus.training, tokenizer))
+    if options.resume:
+        state.load(state_file)
+        console.print(f"resuming after step {state.step} of {recipe.num_steps}")
+    train_with_progress(state, state_file, options.save_every, console)
+    export(state, tokenizer, options.out)
+    write_meta(state, corpus, options.out)
+    state_file.unlink(missing_ok=True)
+    evaluate(options.out, corpus, console)
+
+
+def refuse_to_overwrite(folder: Path, state_file: Path, resume: bool) -> None:
+    """Raises ValueError if a new run would destroy an old one, or if there is nothing to resume."""
+    if resume and not state_file.is_file():
+        raise ValueError(f"cannot resume: {state_file} does not exist; leave out --resume to start a run")
+    if not resume and state_file.is_file():
+        raise ValueError(f"cannot start in {folder}: {state_file} is an unfinished run; give --resume or another --out")
+    if not resume and (folder / "config.json").is_file():
+        raise ValueError(f"cannot start in {folder}: it holds a finished model; give another --out")
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = Recipe()
+    result = argparse.ArgumentParser(
+        prog="python -m capture.train_tiny",
+        description="Train the project's own MoE model on a CPU (about half an hour), or evaluate a checkpoint of it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    result.add_argument("--evaluate", type=Path, metavar="DIR", help="do not train: evaluate the checkpoint in DIR")
+    result.add_argument("--out", type=Path, default=Path("outputs/tiny_mixtral"), help="folder of the new checkpoint")
+    result.add_argument("--resume", action="store_true", help="go on with the run that was interrupted in --out")
+    result.add_argument("--save-every", type=positive, default=50, metavar="STEPS", help="how much a kill may cost")
+    result.add_argument(
+        "--threads", type=positive, default=1, help="CPU threads; the last bits of the model depend on it"
+    )
+    result.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
+    result.add_argument("--no-download", action="store_true", help="use only the packages that --debs already holds")
+    result.add_argument("--tokenizer", default="shipped", help="'shipped', 'new' or a path of a tokenizer.json")
+    result.add_argument("--tokens", type=whole, default=defaults.tokens, help="training tokens, e.g. 1e6")
+    for name in ("layers", "hidden", "inter", "experts", "top_k", "heads", "kv_heads", "seq", "batch", "seed"):
+        result.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name), help="recipe")
+    for name in ("learning_rate", "balance_loss", "z_loss", "embedding_std"):
+        result.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name), help="recipe")
+    return result
+
+
+def whole(text: str) -> int:
+    """A number of tokens, also as 3.7e6."""
+    value = float(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(value)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    command = parser()
+    options = command.parse_args(arguments)
+    console = Console()
+    torch.set_num_threads(options.threads)
+    fields = {entry.name for entry in dataclasses.fields(Recipe)}
+    try:
+        if options.evaluate is not None:
+            evaluate(options.evaluate, build_corpus(options.debs, not options.no_download), console)
+        else:
+            recipe = Recipe(**{name: value for name, value in vars(options).items() if name in fields})
+            run(recipe, options, console)
+    except ValueError as error:
+        command.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
