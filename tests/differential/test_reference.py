@@ -366,6 +366,33 @@ def test_a_prefetch_that_finds_only_pinned_and_masked_keys_is_dropped() -> None:
     assert timeline.makespan_ns == 4
 
 
+def test_a_needed_prefetch_that_keeps_its_place_claims_like_a_demand() -> None:
+    """Sites 0 and 1 skip, so their gates are at 1 and 2, that of site 2 at 3.
+
+    Two slots of precision 0 hold (3, 0) and (3, 1). At 1 site 0 foresees (1, 0), low, which loads 1..11 into the other
+    pool, and (2, 0), which waits. At 3 site 2 needs (2, 0), which is late, and foresees both residents. So at 11 only
+    masked keys may go: a prefetch would be dropped, the needed one takes the less recent. It loads 11..21 and is
+    computed by 22; site 3 hits at 23.
+    """
+    left_out = (Need(7, 1, 2.0),)
+    ahead = {0: ((Forecast(0, 0.9),), (Forecast(0, 0.0),)), 2: (foresee(0, 1),)}
+    scenario = machine(
+        token(left_out, left_out, gate(0), gate(1), ahead=ahead),
+        variant_bytes=(1, 1),
+        service_ns=(10, 10),
+        base_ns=(1, 1),
+        per_token_ns=(0, 0),
+        selector=Thresholds(0.5, 1.0),
+        loader=Loader(lookahead=2, promote=False),
+    )
+    scenario = replace(scenario, pools=(PoolSpec(2, (0,), None, ((0, 3, 0), (0, 3, 1))), PoolSpec(1, (1,))))
+    timeline = run(scenario)
+    assert [row.outcome for row in timeline.lookups] == ["skip", "skip", "late", "hit"]
+    assert service(timeline, "kind", "start_ns", "victims") == [("prefetch", 1, ()), ("prefetch", 11, (3 * 9,))]
+    assert timeline.makespan_ns == 24
+    assert stalls(timeline) == {"late_prefetch": 10, "behind_prefetch": 8}
+
+
 @pytest.mark.parametrize(("capacity", "evicted"), [(3, [2, 0, 1]), (4, [2, 0]), (5, [2]), (6, [])])
 def test_one_claim_evicts_as_many_victims_as_its_bytes_need(capacity: int, evicted: list[int]) -> None:
     """Three low variants of one byte, which came in the order 2, 0, 1; then a high one of three bytes."""
