@@ -227,6 +227,11 @@ def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Fl
     return np.array(rates)
 
 
+def chance_lru_hit_rate(num_experts: int, top_k: int, capacity: int) -> float:
+    """``lru_hit_rate`` of experts drawn uniformly, below C / E: a token's next expert is not one it has just used."""
+    return float(np.mean([(capacity - used) / (num_experts - used) for used in range(top_k)]))
+
+
 # Activations inside an expert
 
 
@@ -403,5 +408,6 @@ def path_and_cache_rows(gating: Gating, cache_shares: tuple[float, ...]) -> list
     for share in cache_shares:
         capacity = max(gating.top_k, round(num_experts * share))
         name = f"LRU hit rate, {share:.0%} of the experts"
-        rows.append(Statistic(name, lru_hit_rate(gating.experts, capacity).mean(), capacity / num_experts))
+        chance = chance_lru_hit_rate(num_experts, gating.top_k, capacity)
+        rows.append(Statistic(name, lru_hit_rate(gating.experts, capacity).mean(), chance))
     return rows
