@@ -82,6 +82,8 @@ class Controller:
         self.calls = 0
         self.num_issued = 0
         self.admitted: Sequence[int] = ()
+        self.gate_calls: list[int] = []
+        self.wave_calls: list[int] = []  # (call, needs admitted) of each need_done
         self.lookup_keys: list[int] = []
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
@@ -116,6 +118,7 @@ class Controller:
         ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
         """
         self.calls += 1
+        self.gate_calls.append(self.calls)
         site, needs = gate.site, gate.needs
         blocked, pinned = self.blocked, self.pinned
         self._release(site)
@@ -146,7 +149,9 @@ class Controller:
         self.pinned[key] = 0
         self.blocked[key] = key in self._masks[self._pins_site]
         self._pool_pinned[self.slots.pool_of[key]] -= self.slots.key_bytes[key]
-        return self._admit()
+        outcomes, waits = self._admit()
+        self.wave_calls += (self.calls, len(outcomes))
+        return outcomes, waits
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
         """The key that arrived, and the next transfer to start on the engine, issued in the same call."""
@@ -237,8 +242,7 @@ class Controller:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
                     outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
-        if keys:
-            self.cache.on_requests(keys, asked, outcomes, gate)
+        self.cache.on_requests(keys, asked, outcomes, gate)
         if len(keys) < len(admitted):
             found = iter(outcomes)
             outcomes = [next(found) if key != SKIP else int(Outcome.SKIP) for key in admitted]

@@ -25,6 +25,7 @@ class Slots:
         self.key_bytes = [geometry.variant_bytes[key // geometry.plane] for key in range(geometry.num_keys)]
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
+        self.initial = plan.initial
         self.free_bytes = list(plan.capacity_bytes)
         self._check_capacity()
         for key in plan.initial:

@@ -24,6 +24,17 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Columns over the needs of a run: gate, expert, rows that chose it, sum of their weights, smallest score."""
+
+    tick: IntArray
+    expert: IntArray
+    tokens: IntArray
+    weight: FloatArray
+    score: FloatArray
+
+
+@dataclass(frozen=True)
 class Union:
     """The needs of S sites by several rows: one list a site, in need order."""
 
@@ -164,15 +175,31 @@ class Workload:
         """A fresh gate object for one driver's walk through the steps."""
         return StepGate(self)
 
+    @cached_property
+    def needs(self) -> Needs:
+        """Every need of the run, by tick, then in need order."""
+        one = np.array([step.start for step in self.steps if step.rows == 1], dtype=np.int64)
+        index = np.array([step.index for step in self.steps if step.rows == 1], dtype=np.int64)
+        experts, weights = (column[one] for column in self.chosen)
+        row, site, slot = np.nonzero(experts >= 0)
+        tick = index[row] * self.sites + site
+        columns = [np.stack([tick, experts[row, site, slot], np.ones_like(tick)])]
+        floats = [np.stack([weights[row, site, slot], self.scores[one][row, site, slot]])]
+        for step in self.steps:
+            if step.rows > 1:
+                union = self.union(step)
+                count = [len(needs) for needs in union.needs]
+                tick = np.repeat(step.index * self.sites + np.arange(self.sites), count)
+                columns.append(np.stack([tick, _flat(union.needs, np.int64), _flat(union.tokens, np.int64)]))
+                floats.append(np.stack([_flat(union.weights, np.float64), _flat(union.scores, np.float64)]))
+        ints, reals = np.concatenate(columns, axis=1), np.concatenate(floats, axis=1)
+        order = np.argsort(ints[0], kind="stable")
+        return Needs(*ints[:, order], *reals[:, order])
+
     def schedule(self) -> list[list[int]]:
         """The experts each gate needs, by tick, in need order."""
-        needs: list[list[int]] = []
-        for step in self.steps:
-            if step.rows == 1:
-                needs += [[e for e in row if e >= 0] for row in self.chosen[0][step.start].tolist()]
-            else:
-                needs += self.union(step).needs
-        return needs
+        cuts = np.searchsorted(self.needs.tick, np.arange(1, len(self.steps) * self.sites))
+        return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
 
 
 class RoutedChoice:
@@ -359,3 +386,7 @@ def _union(experts: IntArray, weights: FloatArray, scores: FloatArray, num_exper
                  [tokens[s, p].tolist() for s, p in enumerate(picked)],
                  [score[s, p].tolist() for s, p in enumerate(picked)],
                  [mass[s, p].tolist() for s, p in enumerate(picked)])  # fmt: skip
+
+
+def _flat(lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.array([value for values in lists for value in values], dtype=dtype)

@@ -1,0 +1,45 @@
+"""``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from sim.build import build
+from sim.execute import execute
+from sim.outputs import print_summary, write_outputs
+
+CONF = str(Path(__file__).parents[1] / "conf")
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+def main(cfg: DictConfig) -> None:
+    """One run. Exit code 2, one line and nothing written for a configuration that cannot run."""
+    started = time.perf_counter()
+    output_dir = Path(cfg.output_dir)
+    try:
+        system = HydraConfig.get().runtime.choices["system"] or "custom"
+        run = build(cfg, str(system))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        if output_dir.is_dir() and not any(output_dir.iterdir()):
+            output_dir.rmdir()
+        sys.exit(2)
+    result = execute(run, progress=Console(stderr=True))
+    summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
+    full = cfg.outputs == "all"
+    write_outputs(output_dir, summary, run.config, result.frames if full else None,
+                  run.controller.loader.wait == "wait_all", cfg.timeline_steps)  # fmt: skip
+    console = Console()
+    print_summary(summary, console)
+    console.print(f"files: {output_dir}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Run a built run on the simulator, with progress, and measure it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sim.bounds import lower_bounds
+from sim.engine import simulate
+from sim.frames import Frames
+from sim.metrics import summarise
+from sim.run import Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """A summary without ``wall_s``, and the tables it was drawn from."""
+
+    summary: dict[str, Any]
+    frames: Frames
+
+
+def execute(run: Run, progress: Console | None = None) -> Result:
+    """Simulate ``run`` and measure it. ``progress`` shows a bar while it takes longer than a moment."""
+    total = len(run.workload.steps)
+    if progress is None:
+        record = simulate(run.controller, run.workload, run.durations)
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TimeRemainingColumn())  # fmt: skip
+        with Progress(*columns, console=progress, transient=True) as bar:
+            task = bar.add_task(f"{run.system}: steps", total=total)
+            report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731
+            record = simulate(run.controller, run.workload, run.durations, report)
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link.name)
+    bounds = lower_bounds(run.workload, run.durations, run.controller.selector, run.controller.slots)
+    return Result(summarise(run, frames, bounds), frames)

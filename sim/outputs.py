@@ -1,0 +1,89 @@
+"""What a run leaves behind: files written together or not at all, a table, and one sentence that answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from sim.frames import Frames
+from sim.timeline import trace_events
+
+Summary = Mapping[str, Any]
+
+
+def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait_all: bool,
+                  timeline_steps: int | None) -> None:  # fmt: skip
+    """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
+
+    Files are made beside the directory and moved in when all of them are complete.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
+    try:
+        _write_json(building / "summary.json", summary, indent=1)
+        if frames is not None:
+            for name, table in frames.tables().items():
+                table.write_parquet(building / f"{name}.parquet", compression="zstd")
+            _write_json(building / "timeline.json", trace_events(frames, wait_all, timeline_steps))
+            (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+        for path in sorted(building.iterdir()):
+            os.replace(path, directory / path.name)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:
+    path.write_text(json.dumps(content, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The table, the transplant label where there is one, and the sentence."""
+    label = summary["trace"]["gates"]
+    title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
+    table = Table("metric", "value", "95 % interval", title=title, caption=label if "TRANSPLANTED" in label else None)
+    ci = summary["ci95"]
+    for name, value, unit, interval in (
+        ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
+        ("time to first token", summary["ttft_s"]["mean"], "s", ci["ttft_s"]),
+        ("time per output token", summary["tpot_s"]["mean"], "s", ci["tpot_s"]),
+        ("hit ratio (decode)", summary["hit_ratio"], "", ci["hit_ratio"]),
+        ("makespan", summary["makespan_s"], "s", None),
+        ("compute busy", summary["compute_busy_s"], "s", None),
+        *(
+            (f"stall: {part.replace('_', ' ')}", value, "s", None)
+            for part, value in summary["stall_s"].items()
+            if value
+        ),
+        ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
+    ):
+        bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
+        table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
+    console.print(table)
+    console.print(answer(summary), soft_wrap=True)
+
+
+def answer(summary: Summary) -> str:
+    """The run in one sentence."""
+    rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
+    waiting = sum(summary["stall_s"].values()) / summary["makespan_s"]
+    parts = {name: value for name, value in summary["stall_s"].items() if value}
+    main = max(parts, key=lambda name: parts[name]) if parts else None
+    speed = "nothing is decoded" if rate is None else f"{rate:.3g} tokens/s"
+    if interval is not None:
+        speed += f" (95 %: {interval[0]:.3g} to {interval[1]:.3g})"
+    because = f", mostly {main.replace('_', ' ')}" if main else ""
+    gap = "" if summary["gap"] is None else f"; no system can be more than {1 + summary['gap']:.2f}x as fast"
+    share = summary["budget"]["resident_share"]
+    label = summary["trace"]["gates"]
+    note = f" [{label}]" if "TRANSPLANTED" in label else ""
+    return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} on {summary['hardware']}; "
+            f"it waits {waiting:.0%} of the time{because}{gap}.{note}")  # fmt: skip

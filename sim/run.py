@@ -1,0 +1,30 @@
+"""One run as objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sim.controller import Controller
+from sim.costs import Ledger, Roofline
+from sim.hardware import Hardware
+from sim.model import Model
+from sim.trace import Trace
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a driver and the metrics need. Used once: policies are fresh and keep their state."""
+
+    system: str
+    model: Model
+    hardware: Hardware
+    trace: Trace
+    workload: Workload
+    controller: Controller
+    durations: Roofline
+    ledger: Ledger
+    resident_share: float
+    seed: int
+    config: dict[str, Any]
