@@ -90,12 +90,19 @@ class Trace:
     active_shares: Float32s | None = None
 
 
-def write_trace(directory: str | Path, trace: Trace, extra_files: Mapping[str, Content] | None = None) -> Header:
+def write_trace(
+    directory: str | Path,
+    trace: Trace,
+    extra_files: Mapping[str, Content] | None = None,
+    *,
+    compression_level: int = 9,
+) -> Header:
     """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every file.
 
     ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given. The directory
     appears complete or not at all: it is built beside its destination and renamed. Raise `TraceError` if the trace is
     inconsistent or ``directory`` is not empty; fixed-point columns are rounded to the steps in the header.
+    ``compression_level`` is that of zstd, 1..22.
     """
     target = Path(directory)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
@@ -107,7 +114,7 @@ def write_trace(directory: str | Path, trace: Trace, extra_files: Mapping[str, C
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        frame.write_parquet(building / ROUTES_FILE, compression="zstd", compression_level=9)
+        frame.write_parquet(building / ROUTES_FILE, compression="zstd", compression_level=compression_level)
         for path, content in (extra_files or {}).items():
             _write_extra(building, path, content)
         files = sorted(path for path in building.rglob("*") if path.is_file())
@@ -387,7 +394,8 @@ def _check_choices(trace: Trace) -> None:
     if trace.logits is not None:
         _refuse("logits", ~np.isfinite(trace.logits), trace.logits, "must be finite")
     if trace.expert_norms is not None:
-        _refuse("expert_norms", trace.expert_norms < 0, trace.expert_norms, "must be >= 0")
+        wrong = (trace.expert_norms < 0) | np.isinf(trace.expert_norms)
+        _refuse("expert_norms", wrong, trace.expert_norms, "must be >= 0, or NaN where not recorded")
     if trace.active_shares is not None:
         wrong = (trace.active_shares < 0) | (trace.active_shares > 1)
         _refuse("active_shares", wrong, trace.active_shares, "must lie in 0..1")
