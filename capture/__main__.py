@@ -67,6 +67,7 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
 
 def load_model(settings: Settings) -> Any:
     """The model in evaluation mode, experts run one by one (`eager`), which is the reference arithmetic."""
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(settings.seed)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -21,7 +21,10 @@ from sim.policies.base import CachePolicy, Choice, Gate, Placement, PrecisionSel
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
 from sim.types import SKIP, Cause, Geometry, Outcome, Place, PrefetchOutcome
 
+# Plain ints: members of an IntEnum are looked up and compared several times slower.
 HIT, MISS, PROMOTED, LATE = int(Outcome.HIT), int(Outcome.MISS), int(Outcome.PROMOTED), int(Outcome.LATE)
+USED, EVICTED_UNUSED = PrefetchOutcome.USED, PrefetchOutcome.EVICTED_UNUSED
+DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 FIRST_USE = -1
 """A hit that settles a prefetch; becomes HIT before anyone sees it."""
 FOUND = (MISS, PROMOTED, LATE, HIT, FIRST_USE)
@@ -36,6 +39,9 @@ class Event(IntEnum):
     DROP_NO_SLOT = 2
     ISSUE = 3
     EVICT = 4
+
+
+QUEUE_PREFETCH, ISSUE, EVICT = int(Event.QUEUE_PREFETCH), int(Event.ISSUE), int(Event.EVICT)
 
 
 class Controller:
@@ -69,6 +75,10 @@ class Controller:
         self._queued: dict[int, Transfer] = {}
         self._in_flight: dict[int, Transfer] = {}
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
+        budget = self.loader.prefetch_budget
+        self._budget = budget if isinstance(budget, int) else -1  # never used up
+        self._replaces = self.loader.queue == "replace"
+        self._stops_at_missing = self.loader.depth == "first_missing"
         self._cancels_all = self.loader.prefetch_budget == "until_next_gate"
         self._masks: list[Sequence[int]] = [()] * sites
         self._pins: list[int] = []
@@ -80,7 +90,7 @@ class Controller:
 
     def _prepare_records(self) -> None:
         self.calls = 0
-        self.num_issued = 0
+        self.issued: list[Transfer] = []
         self.admitted: Sequence[int] = ()
         self.gate_calls: list[int] = []
         self.wave_calls: list[int] = []  # (call, needs admitted) of each need_done
@@ -88,14 +98,9 @@ class Controller:
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
         self.events: list[int] = []
-        self.transfer_key: list[int] = []
-        self.transfer_prefetch: list[bool] = []
-        self.transfer_call: list[int] = []
-        self.transfer_victim: list[int] = []
-        self.transfer_outcome: list[int] = []
         self.prefetch_counts = [0] * len(PrefetchOutcome)
         self.num_prefetches_queued = 0
-        self._unused: dict[int, int] = {}
+        self._unused: dict[int, Transfer] = {}
 
     # ---- what a policy may ask
 
@@ -117,23 +122,29 @@ class Controller:
 
         ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
         """
-        self.calls += 1
-        self.gate_calls.append(self.calls)
+        self.calls = call = self.calls + 1
+        self.gate_calls.append(call)
         site, needs = gate.site, gate.needs
-        blocked, pinned = self.blocked, self.pinned
-        self._release(site)
+        state, pinned, blocked = self.state, self.pinned, self.blocked
+        for key in self._pins:
+            pinned[key] = blocked[key] = 0
+        masks = self._masks
+        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
+        for key in masks[self._pins_site]:
+            blocked[key] = 1
+        for key in masks[site]:
+            blocked[key] = 0
+        masks[site] = ()
+        self._pins_site = site
         if self._plain and len(needs) <= self._always_fit:
             row = self._rows[0][site]
-            keys = [row[expert] for expert in needs]
+            self._pins = self.admitted = keys = [row[expert] for expert in needs]
             for key in keys:
                 pinned[key] = blocked[key] = 1
-            self._pins = keys
             if self._prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
-            state = self.state
             outcomes = [FOUND[state[key]] for key in keys]
             waits = self._settle(keys, outcomes) if any(outcomes) else None
-            self.admitted = keys
             self.cache.on_requests(keys, self._zeros[len(keys)], outcomes, gate)
             self.lookup_keys += keys
             self.lookup_outcomes += outcomes
@@ -158,11 +169,16 @@ class Controller:
         self.calls += 1
         key = transfer.key
         del self._in_flight[key]
-        if transfer.prefetch and not transfer.awaited:
-            self._unused[key] = transfer.number
-            self.slots.insert(key, Cause.PREFETCH, UNUSED)
+        if not transfer.prefetch:
+            self.state[key] = RESIDENT
+            self.cache.on_insert(key, DEMAND)
         else:
-            self.slots.insert(key, Cause.PREFETCH if transfer.prefetch else Cause.DEMAND)
+            if transfer.awaited:
+                self.state[key] = RESIDENT
+            else:
+                self.state[key] = UNUSED
+                self._unused[key] = transfer
+            self.cache.on_insert(key, PREFETCH)
         return key, self._issue()
 
     def poll(self, link: int) -> Transfer | None:
@@ -175,25 +191,11 @@ class Controller:
         for transfer in chain(self._demands, self._prefetches if self.loader.demand_first else ()):
             if transfer.prefetch and not transfer.cancelled:
                 self.prefetch_counts[PrefetchOutcome.CANCELLED] += 1
-        for outcome, prefetch in zip(self.transfer_outcome, self.transfer_prefetch, strict=True):
-            if prefetch:
-                self.prefetch_counts[outcome] += 1
+        for transfer in self.issued:
+            if transfer.prefetch:
+                self.prefetch_counts[transfer.outcome] += 1
 
     # ---- a gate, step by step
-
-    def _release(self, site: int) -> None:
-        """Unpin the previous gate's needs and unmask this site's forecast."""
-        blocked, pinned = self.blocked, self.pinned
-        for key in self._pins:
-            pinned[key] = blocked[key] = 0
-        masks = self._masks
-        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
-        for key in masks[self._pins_site]:
-            blocked[key] = 1
-        for key in masks[site]:
-            blocked[key] = 0
-        masks[site] = ()
-        self._pins_site = site
 
     def _gate_in_full(self, gate: Gate) -> tuple[list[int], dict[int, Transfer] | None]:
         """Several precisions in play, or a union that may not fit."""
@@ -283,7 +285,7 @@ class Controller:
             if outcome == FIRST_USE:
                 outcomes[index] = HIT
                 self.state[key] = RESIDENT
-                self.transfer_outcome[self._unused.pop(key)] = PrefetchOutcome.USED
+                self._unused.pop(key).outcome = USED
             elif outcome == MISS:
                 waits[key] = self._queue_demand(key)
             elif outcome == LATE:
@@ -304,8 +306,7 @@ class Controller:
     def _await(self, transfer: Transfer) -> Transfer:
         if transfer.prefetch:
             transfer.awaited = True
-            if transfer.number >= 0:
-                self.transfer_outcome[transfer.number] = PrefetchOutcome.LATE
+            transfer.outcome = PrefetchOutcome.LATE
         return transfer
 
     def _promote(self, transfer: Transfer) -> Transfer:
@@ -342,47 +343,40 @@ class Controller:
 
     def _forecast(self, gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
-        loader = self.loader
-        budget = loader.prefetch_budget
-        left = budget if isinstance(budget, int) else -1
-        first_missing = loader.depth == "first_missing"
-        replace = loader.queue == "replace"
+        state, pinned, blocked, masks = self.state, self.pinned, self.blocked, self._masks
+        replace, left = self._replaces, self._budget
         for choice in self.predictor.predict(gate):
             if replace:
                 self._cancel(self._prefetches, ())
                 replace = False
-            missing, left = self._mask_and_queue(choice, left)
-            if left == 0 or (missing and first_missing):
+            site = choice.site
+            for key in masks[site]:
+                blocked[key] = pinned[key]
+            if self._plain:
+                row = self._rows[0][site]
+                keys = [row[expert] for expert in choice.needs]
+            else:
+                keys = self._forecast_keys(choice)
+            masks[site] = keys
+            missing = False
+            for key in keys:
+                blocked[key] = 1
+                found = state[key]
+                if found < RESIDENT:
+                    missing = True
+                    if found == ABSENT and left:
+                        left -= 1
+                        self._queue_prefetch(key, site)
+            if left == 0 or (missing and self._stops_at_missing):
                 return
 
-    def _mask_and_queue(self, choice: Choice, left: int) -> tuple[bool, int]:
-        """Whether a forecast key is not resident, and what is left of the budget (-1: no limit)."""
-        site, state, blocked = choice.site, self.state, self.blocked
-        pinned = self.pinned
-        for key in self._masks[site]:
-            blocked[key] = pinned[key]
-        if self._plain:
-            row = self._rows[0][site]
-            keys = [row[expert] for expert in choice.needs]
-        else:
-            keys = self._forecast_keys(choice)
-        self._masks[site] = keys
-        missing = False
-        for key in keys:
-            blocked[key] = 1
-            found = state[key]
-            if found >= RESIDENT:
-                continue
-            missing = True
-            if found == ABSENT and left:
-                left -= 1
-                state[key] = QUEUED
-                transfer = self._queued[key] = Transfer(key, True, self.slots.key_bytes[key], self.calls)
-                self._prefetches.append(transfer)
-                self._prefetches_of[site].append(transfer)
-                self.num_prefetches_queued += 1
-                self.events += (self.calls, Event.QUEUE_PREFETCH, key, -1)
-        return missing, left
+    def _queue_prefetch(self, key: int, site: int) -> None:
+        self.state[key] = QUEUED
+        transfer = self._queued[key] = Transfer(key, True, self.slots.key_bytes[key], self.calls)
+        self._prefetches.append(transfer)
+        self._prefetches_of[site].append(transfer)
+        self.num_prefetches_queued += 1
+        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
@@ -396,13 +390,8 @@ class Controller:
     def _issue(self) -> Transfer | None:
         """Take the next transfer whose slot can be claimed, and claim it."""
         demands, prefetches = self._demands, self._prefetches
-        while True:
-            if demands:
-                queue = demands
-            elif prefetches:
-                queue = prefetches
-            else:
-                return None
+        while demands or prefetches:
+            queue = demands or prefetches
             transfer = queue[0]
             if transfer.cancelled:
                 queue.popleft()
@@ -420,25 +409,19 @@ class Controller:
             del self._queued[key]
             self._in_flight[key] = transfer
             self.state[key] = IN_FLIGHT
-            self._record_issue(transfer, victims)
+            transfer.number = len(self.issued)
+            transfer.victims = victims
+            self.issued.append(transfer)
+            self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
+            for victim in victims:
+                if self.state[victim] == UNUSED:
+                    self._unused.pop(victim).outcome = EVICTED_UNUSED
+                self.state[victim] = ABSENT
+                self.cache.on_evict(victim)
+            for victim in victims[1:]:
+                self.events += (self.calls, EVICT, victim, key)
             return transfer
-
-    def _record_issue(self, transfer: Transfer, victims: list[int]) -> None:
-        victim = victims[0] if victims else -1
-        transfer.number = self.num_issued
-        self.num_issued += 1
-        self.transfer_key.append(transfer.key)
-        self.transfer_prefetch.append(transfer.prefetch)
-        self.transfer_call.append(transfer.call)
-        self.transfer_victim.append(victim)
-        self.transfer_outcome.append(PrefetchOutcome.LATE if transfer.awaited else PrefetchOutcome.UNUSED_AT_END)
-        self.events += (self.calls, Event.ISSUE, transfer.key, victim)
-        for evicted in victims:
-            if self.state[evicted] == UNUSED:
-                self.transfer_outcome[self._unused.pop(evicted)] = PrefetchOutcome.EVICTED_UNUSED
-            self.slots.evict(evicted)
-        for evicted in victims[1:]:
-            self.events += (self.calls, Event.EVICT, evicted, transfer.key)
+        return None
 
     def _drop(self, transfer: Transfer) -> None:
         key = transfer.key

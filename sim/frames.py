@@ -60,22 +60,23 @@ class Frames:
     def queued_ns(self) -> list[int]:
         """When each issued transfer was queued, by number."""
         calls = self.record.call_ns
-        return [calls[call - 1] for call in self.controller.transfer_call]
+        return [calls[transfer.call - 1] for transfer in self.controller.issued]
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
         """One row a hop of an issued transfer. What the end of the run cut has moved its share of bytes, rounded down."""
         c, makespan = self.controller, self.record.makespan_ns
-        key, prefetch = np.array(c.transfer_key, np.int64), np.array(c.transfer_prefetch, np.bool_)
+        key = np.array([t.key for t in c.issued], np.int64)
+        prefetch = np.array([t.prefetch for t in c.issued], np.bool_)
         start, end = np.array(self.record.start_ns, np.int64), np.array(self.record.service_end_ns, np.int64)
-        size = np.array(c.slots.key_bytes, np.int64)[key] if len(key) else key
+        size = np.array([t.moved_bytes for t in c.issued], np.int64)
         cut = np.flatnonzero(end < 0)
         start, end = np.where(start < 0, makespan, start), np.where(end < 0, makespan, end)
         for number in cut.tolist():
             service_ns = self.durations.transfer_ns(int(size[number]))
             size[number] = int(size[number]) * int(end[number] - start[number]) // max(service_ns, 1)
-        outcome = np.where(prefetch, np.array(c.transfer_outcome, np.int64), len(PREFETCH_OUTCOMES))
-        victim = pl.Series(c.transfer_victim, dtype=pl.Int64)
+        outcome = np.where(prefetch, np.array([t.outcome for t in c.issued], np.int64), len(PREFETCH_OUTCOMES))
+        victim = pl.Series([t.victims[0] if t.victims else None for t in c.issued], dtype=pl.Int64)
         return pl.DataFrame({
             "number": np.arange(len(key)),
             "link": pl.repeat(self.link_name, len(key), eager=True, dtype=pl.String),
@@ -86,14 +87,14 @@ class Frames:
             "queued_ns": np.array(self.queued_ns, np.int64),
             "start_ns": start,
             "end_ns": end,
-            "victim": victim.replace(-1, None),
+            "victim": victim,
             "outcome": _labels(outcome, [*PREFETCH_OUTCOMES, "loaded"]),
         })  # fmt: skip
 
     @cached_property
     def stalls(self) -> dict[str, Ints]:
         """Each idle interval's parts, in ns."""
-        return split_stalls(self.record, self.controller.transfer_prefetch, self.queued_ns)
+        return split_stalls(self.record, [t.prefetch for t in self.controller.issued], self.queued_ns)
 
     @cached_property
     def tokens(self) -> pl.DataFrame:

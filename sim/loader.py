@@ -1,8 +1,13 @@
-"""The loader: its switches, and what it moves. Standard library only."""
+"""The loader: its switches, and what it moves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from sim.types import PrefetchOutcome
+
+UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,13 @@ class Loader:
 
 
 class Transfer:
-    """One variant on its way. ``number`` is given at issue; ``call`` is the controller call that queued it."""
+    """One variant on its way.
 
-    __slots__ = ("awaited", "call", "cancelled", "key", "moved_bytes", "number", "prefetch")
+    ``call`` is the controller call that queued it; ``number`` is given at issue (-1 before), ``victims`` are the keys
+    evicted for it then. ``awaited``: a need waits for this prefetch. ``outcome``: a ``PrefetchOutcome``, if it is one.
+    """
+
+    __slots__ = ("awaited", "call", "cancelled", "key", "moved_bytes", "number", "outcome", "prefetch", "victims")
 
     def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int) -> None:
         self.key = key
@@ -67,5 +76,6 @@ class Transfer:
         self.moved_bytes = moved_bytes
         self.call = call
         self.number = -1
-        self.awaited = False
-        self.cancelled = False
+        self.awaited = self.cancelled = False
+        self.outcome = UNUSED_AT_END
+        self.victims: Sequence[int] = ()

@@ -190,7 +190,7 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     c = frames.controller
     counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
     wasted = frames.transfers.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
-    return {"queued": c.num_prefetches_queued, "started": sum(c.transfer_prefetch), **counts,
+    return {"queued": c.num_prefetches_queued, "started": sum(t.prefetch for t in c.issued), **counts,
             "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """What is resident, what may be evicted, and how many bytes are free. No queue, no gate.
 
 One byte a key (ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED) and two bytearrays that cache policies read: ``pinned`` and
-``blocked`` (pinned or masked). Only this module calls a cache policy's ``victims``, ``on_insert`` and ``on_evict``.
+``blocked`` (pinned or masked).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from sim.policies.base import CachePolicy
 from sim.types import CapacityError, Cause, Geometry
@@ -30,7 +32,8 @@ class Slots:
         self._check_capacity()
         for key in plan.initial:
             self.free_bytes[self.pool_of[key]] -= self.key_bytes[key]
-            self.insert(key, Cause.INITIAL)
+            self.state[key] = RESIDENT
+            cache.on_insert(key, Cause.INITIAL)
         if min(self.free_bytes) < 0:
             raise CapacityError(f"initial contents exceed a pool: free bytes {self.free_bytes}")
 
@@ -47,45 +50,28 @@ class Slots:
                     f"{need} B there; raise budget.resident_share (or this pool's cache.shares)"
                 )
 
-    def insert(self, key: int, cause: Cause, state: int = RESIDENT) -> None:
-        """A claimed key has arrived."""
-        self.state[key] = state
-        self.cache.on_insert(key, cause)
-
-    def claim(self, key: int, need_bytes: int, demand: bool) -> list[int] | None:
+    def claim(self, key: int, need_bytes: int, demand: bool) -> Sequence[int] | None:
         """Make room for a key: the keys to evict for it, least valuable first, or None if it does not fit.
 
-        The bytes are taken, the victims are not evicted yet: see ``evict``.
+        The bytes are taken at once; the caller evicts. A prefetch may take keys that are neither pinned nor masked, a
+        demand takes those first and masked ones last.
         """
         pool = self.pool_of[key]
-        free = self.free_bytes[pool]
-        victims: list[int] = []
-        if free < need_bytes:
-            found = self._victims(pool, key, need_bytes - free, demand)
-            if found is None:
-                return None
-            victims = found
-            for victim in victims:
-                free += self.key_bytes[victim]
-        self.free_bytes[pool] = free - need_bytes
-        return victims
-
-    def _victims(self, pool: int, incoming: int, need_bytes: int, demand: bool) -> list[int] | None:
-        """Keys whose eviction frees at least ``need_bytes``; masked ones last, and for a demand only."""
+        free = self.free_bytes[pool] - need_bytes
+        if free >= 0:
+            self.free_bytes[pool] = free
+            return ()
+        key_bytes = self.key_bytes
         taken: list[int] = []
         for blocked in (self.blocked, self.pinned) if demand else (self.blocked,):
-            for victim in self.cache.victims(pool, incoming, blocked):
-                if victim in taken:
-                    continue
-                taken.append(victim)
-                need_bytes -= self.key_bytes[victim]
-                if need_bytes <= 0:
-                    return taken
+            for victim in self.cache.victims(pool, key, blocked):
+                if victim not in taken:
+                    taken.append(victim)
+                    free += key_bytes[victim]
+                    if free >= 0:
+                        self.free_bytes[pool] = free
+                        return taken
         return None
-
-    def evict(self, key: int) -> None:
-        self.state[key] = ABSENT
-        self.cache.on_evict(key)
 
     def check(self) -> None:
         """Assert every invariant. Expensive, for tests."""

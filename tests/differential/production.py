@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from differential.reference import GateRow, LookupRow, Timeline, TransferRow
 from differential.scenario import Fixed, Prediction, Scenario, Step
-from sim.controller import Controller, Event
+from sim.controller import Controller
 from sim.costs import Durations
 from sim.engine import simulate
 from sim.loader import Loader
@@ -165,13 +165,13 @@ def run(scenario: Scenario, driver: Driver = simulate) -> Timeline:  # type: ign
 
 def _timeline(scenario: Scenario, controller: Controller, workload: ScenarioWorkload, record: Record) -> Timeline:
     makespan = record.makespan_ns
-    queued_ns = [record.call_ns[call - 1] for call in controller.transfer_call]
+    queued_ns = [record.call_ns[call - 1] for call in (t.call for t in controller.issued)]
     gates = tuple(GateRow(tick, g, e) for tick, (g, e) in enumerate(zip(record.gate_ns, record.end_ns, strict=True)))
     lookups = tuple(_lookups(scenario, controller, record))
-    stalls = split_stalls(record, controller.transfer_prefetch, queued_ns)
+    stalls = split_stalls(record, [t.prefetch for t in controller.issued], queued_ns)
     idle = sum(record.idle_end_ns) - sum(record.idle_start_ns)
     counts = {outcome.name.lower(): controller.prefetch_counts[outcome] for outcome in PrefetchOutcome}
-    issued = sum(controller.transfer_prefetch)
+    issued = sum(t.prefetch for t in controller.issued)
     return Timeline(
         gates=gates,
         lookups=lookups,
@@ -196,23 +196,10 @@ def _lookups(scenario: Scenario, controller: Controller, record: Record) -> Sequ
 
 def _transfers(controller: Controller, record: Record, queued_ns: Sequence[int]) -> Sequence[TransferRow]:
     makespan = record.makespan_ns
-    victims = _victims(controller)
     rows = []
-    for number, key in enumerate(controller.transfer_key):
+    for number, transfer in enumerate(controller.issued):
         start, end = record.start_ns[number], record.service_end_ns[number]
-        kind = "prefetch" if controller.transfer_prefetch[number] else "demand"
-        rows.append(TransferRow(number, key, kind, queued_ns[number], makespan if start < 0 else start,
-                                makespan if end < 0 else end, tuple(victims[number])))  # fmt: skip
+        kind = "prefetch" if transfer.prefetch else "demand"
+        rows.append(TransferRow(number, transfer.key, kind, queued_ns[number], makespan if start < 0 else start,
+                                makespan if end < 0 else end, tuple(transfer.victims)))  # fmt: skip
     return rows
-
-
-def _victims(controller: Controller) -> list[list[int]]:
-    """By transfer number: every key evicted for it. The first stands in the issue's own row, others in rows after it."""
-    victims: list[list[int]] = []
-    rows = zip(*(iter(controller.events),) * 4, strict=True)
-    for _, kind, key, value in rows:
-        if kind == Event.ISSUE:
-            victims.append([value] if value >= 0 else [])
-        elif kind == Event.EVICT:
-            victims[-1].append(key)
-    return victims
