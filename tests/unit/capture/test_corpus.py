@@ -217,8 +217,8 @@ def test_shipped_passages_are_held_out_and_no_document_is_in_both_splits(tokeniz
 
 
 def test_passages_start_at_definitions_and_do_not_overlap(tokenizer) -> None:
-    body = "".join(f"    total = total + values[{index}]\n" for index in range(25))
-    text = "# note\n" + "".join(f"\n\ndef function_{name}(values):\n{body}" for name in "abcdef")
+    body = "".join(f"    total = total + values[{index}]\n" for index in range(10))
+    text = "# note\n" + "".join(f"\n\ndef function_{name}(values):\n{body}" for name in "abcdefghi")
     found = passages(Document("code", "a.py", text, ""), tokenizer)
     assert len(found) >= 3
     position = 0
