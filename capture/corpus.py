@@ -22,6 +22,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import platform
 import re
 import shutil
 import subprocess
@@ -206,7 +207,7 @@ def build_corpus(deb_folder: Path | None, download: bool = True, stdlib_root: Pa
     elif download:
         reason = fetch_debian_packages(deb_folder)
     documents = list(stdlib_documents(stdlib_root))
-    notes = [f"code: {stdlib_root or sysconfig.get_paths()['stdlib']} (Python {sysconfig.get_python_version()})"]
+    notes = [f"code: {stdlib_root or f'standard library of Python {platform.python_version()}'}"]
     readers = {"docs": docs_documents, "prose": jargon_documents}
     for domain, package_name in DEBIAN_PACKAGES.items():
         package = find_package(deb_folder, package_name) if deb_folder else None

@@ -19,7 +19,7 @@ from rich.table import Table
 from transformers import MixtralForCausalLM
 
 from capture.corpus import DOMAINS, Corpus
-from capture.gating_stats import PAPERS, Gating, Statistic, report
+from capture.gating_stats import FEWEST_LAYERS, PAPERS, Gating, Statistic, report
 from capture.tiny_model import load_model
 from capture.tokenizer import TokenStream, consecutive_windows, encode, load_tokenizer, sample_windows
 
@@ -38,6 +38,9 @@ def evaluate(folder: Path, corpus: Corpus, console: Console) -> tuple[dict[str, 
     console.print(*corpus.notes, sep="\n", highlight=False)
     losses = held_out_loss(model, stream, console)
     print_losses(losses, stream, corpus, console)
+    if model.config.num_hidden_layers < FEWEST_LAYERS:
+        console.print(f"no gating statistics: {model.config.num_hidden_layers} layers, they need {FEWEST_LAYERS}")
+        return losses, []
     windows, _ = sample_windows(stream, WINDOW_TOKENS, GATING_WINDOWS)
     statistics = report(capture_gating(model, windows))
     print_statistics(statistics, windows.size, console)

@@ -329,11 +329,17 @@ class Statistic:
         return PUBLISHED.get(self.name)
 
 
+# Predictions reach 3 layers ahead.
+FEWEST_LAYERS = 4
+
+
 def report(gating: Gating, cache_shares: tuple[float, ...] = (0.25, 0.5)) -> list[Statistic]:
-    """All statistics as means over layers, in the order of the report. Needs at least 4 layers."""
+    """All statistics as means over layers, in the order of the report; raises ValueError below FEWEST_LAYERS."""
     num_layers = gating.logits.shape[2]
-    if num_layers < 4:
-        raise ValueError(f"cannot report on {num_layers} layers: predictions reach 3 layers ahead; give at least 4")
+    if num_layers < FEWEST_LAYERS:
+        raise ValueError(
+            f"cannot report on {num_layers} layers: predictions reach 3 layers ahead; give at least {FEWEST_LAYERS}"
+        )
     return [
         *prediction_rows(gating),
         *locality_rows(gating),

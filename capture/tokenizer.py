@@ -111,9 +111,7 @@ def sample_windows(
             windows.append(stream.ids[start : start + length].astype(np.int64))
             domains.append(domain)
     if not windows:
-        raise ValueError(
-            f"cannot sample windows of {length} tokens: no held-out document is as long; use a shorter --seq"
-        )
+        raise ValueError(f"cannot sample windows of {length} tokens: no held-out document is as long; give more text")
     return np.stack(windows), np.array(domains, dtype=np.uint8)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console  # noqa: E402
 
 from capture import train_tiny  # noqa: E402
 from capture.corpus import Corpus, Document  # noqa: E402
-from capture.evaluate_tiny import capture_gating, held_out_loss, token_losses  # noqa: E402
+from capture.evaluate_tiny import capture_gating, evaluate, held_out_loss, token_losses  # noqa: E402
 from capture.tiny_model import (  # noqa: E402
     Recipe,
     balance_loss,
@@ -321,6 +321,15 @@ def test_the_command_trains_exports_and_evaluates(
     with pytest.raises(SystemExit):
         main(["--out", str(out), *size])
     assert "it holds a finished model; give another --out" in capsys.readouterr().err
+
+
+def test_models_too_shallow_for_the_statistics_still_get_their_loss(tmp_path: Path) -> None:
+    model = build_model(replace(TINY, vocab=2048))
+    model.save_pretrained(tmp_path)
+    load_tokenizer(SHIPPED).save(str(tmp_path / "tokenizer.json"))
+    losses, statistics = evaluate(tmp_path, held_out_corpus(), Console(quiet=True))
+    assert losses["code"] == pytest.approx(math.log(2048), abs=0.5)
+    assert statistics == []
 
 
 def test_the_command_explains_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
