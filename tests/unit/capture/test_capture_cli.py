@@ -1,0 +1,241 @@
+"""``python -m capture`` end to end on a small random model, and the refusals of its arguments and inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from tiny_models import build
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from capture.__main__ import main
+from capture.extras import unpack_masks
+from capture.prompts import has_repetition
+from capture.settings import SettingError, parse_settings
+from sim.trace import DECODE, PREFILL, Trace, read_trace
+
+REQUIRED = ["model=m", "prompts=p", "output_dir=o"]
+
+
+def write_prompts(path: Path, count: int = 4, words: int = 30, **changes: str) -> Path:
+    generator = np.random.default_rng(0)
+    lines = []
+    for index in range(count):
+        text = " ".join(f"w{number}" for number in generator.integers(3, 96, words))
+        split = "eval" if index % 2 else "fit"
+        line = {"domain": "noise", "document": f"d{index}", "split": split, "text": text, "licence": "CC0-1.0"}
+        lines.append(json.dumps({**line, **changes}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    build("mixtral").save_pretrained(directory)
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(96)}, unk_token="w3"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def arguments(model_directory: Path) -> list[str]:
+    prompts = write_prompts(model_directory / "prompts.jsonl")
+    return [
+        f"model={model_directory}", f"prompts={prompts}", "sequences=4", "prompt_tokens=6-9", "decode_tokens=8",
+        "hidden_sequences=1", "sparsities=0.5,0.9",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def captured(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("traces") / "noise"
+    threads = torch.get_num_threads()
+    assert main([*arguments, f"output_dir={directory}", "threads=1"]) == 0
+    torch.set_num_threads(threads)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trace(captured: Path) -> Trace:
+    return read_trace(captured, "all")
+
+
+def test_the_trace_holds_what_was_asked_for(trace: Trace) -> None:
+    header = trace.header
+    assert (header.model.sites, header.model.experts, header.model.top_k) == (4, 6, 2)
+    assert (header.model.hidden, header.model.expert_intermediate) == (32, 40)
+    assert [(item.split, item.decode_tokens) for item in header.sequences] == [("fit", 8)] * 2 + [("eval", 8)] * 2
+    assert all(6 <= item.prompt_tokens <= 9 for item in header.sequences)
+    assert all(site.rule_match == 1.0 for site in header.sites)
+    assert (header.source, header.experts_implementation, header.dtype) == ("captured", "eager", "float32")
+    assert header.columns == ("logits", "lookahead", "expert_norms", "active_shares")
+    assert "output_dir" not in str(header.provenance["command"])
+    assert set(header.files) == {
+        "README.md", "routes.parquet", "routers.safetensors", "thresholds.safetensors",
+        "hidden/sequence_000.safetensors", "hidden/sequence_002.safetensors",
+    }  # fmt: skip
+
+
+def test_decode_feeds_the_document(trace: Trace, arguments: list[str]) -> None:
+    prompts = Path(arguments[1].partition("=")[2]).read_text().splitlines()
+    texts = {split: [json.loads(line)["text"] for line in prompts if f'"{split}"' in line] for split in ("fit", "eval")}
+    for number, text in enumerate(texts["fit"] + texts["eval"]):
+        tokens = trace.token[trace.sequence == number].tolist()
+        assert tokens == [int(word[1:]) for word in text.split()][: len(tokens)]
+
+
+def test_wide_columns_belong_to_decode_rows(trace: Trace) -> None:
+    decode = trace.phase == DECODE
+    assert set(trace.phase.tolist()) == {PREFILL, DECODE}
+    assert trace.expert_norms is not None
+    assert trace.active_shares is not None
+    for values in (*trace.lookahead.values(), trace.expert_norms, trace.active_shares):
+        assert np.isnan(values[~decode]).all()
+    assert np.isfinite(trace.expert_norms[decode]).all()
+    assert np.isfinite(trace.lookahead["raw"][decode, 0]).all()
+    # Shares are counts of the 40 channels, and fall with sparsity.
+    counts = trace.active_shares[decode] * 40
+    np.testing.assert_allclose(counts, np.rint(counts), atol=1e-4)
+    assert (np.diff(trace.active_shares[decode], axis=-1) <= 0).all()
+
+
+def test_hidden_files_agree_with_the_columns(captured: Path, trace: Trace) -> None:
+    hidden = safetensors.numpy.load_file(captured / "hidden/sequence_002.safetensors")
+    routers = safetensors.numpy.load_file(captured / "routers.safetensors")
+    own = (trace.sequence == 2) & (trace.phase == DECODE)
+    np.testing.assert_array_equal(hidden["position"], trace.position[own])
+    masks = unpack_masks(hidden["mask_planes"], 2, 40)
+    assert trace.active_shares is not None
+    np.testing.assert_allclose(masks.mean(-1), trace.active_shares[own], atol=1e-6)
+    inputs = hidden["gate_in"] * hidden["scale"][..., None]
+    assert trace.logits is not None
+    logits = np.einsum("tsh,seh->tse", inputs, routers["router_weight"])
+    assert np.abs(logits - trace.logits[own]).max() < 0.2
+    ahead = np.einsum("tsh,seh->tse", inputs[:, :-1], routers["router_weight"][1:])
+    assert np.abs(ahead - trace.lookahead["raw"][own][:, :-1, 0]).max() < 0.2
+
+
+def test_the_rules_route_the_stored_ids(trace: Trace) -> None:
+    assert trace.logits is not None
+    for site in trace.header.sites:
+        assert site.rule is not None
+        ids, _ = site.rule.route(trace.logits[:, site.site], 2)
+        same = (np.sort(ids, -1) == np.sort(trace.ids[:, site.site], -1)).all(-1)
+        # Stored logits are rounded; a near-tie may fall the other way.
+        assert same.mean() > 0.9
+
+
+def test_the_same_capture_twice_is_the_same_trace(captured: Path, arguments: list[str], tmp_path: Path) -> None:
+    assert main([*arguments, f"output_dir={tmp_path / 'again'}", "threads=1"]) == 0
+    first, again = read_trace(captured).header, read_trace(tmp_path / "again").header
+    assert first.files == again.files
+
+
+def test_routing_alone_can_be_recorded(arguments: list[str], tmp_path: Path) -> None:
+    chosen = [argument for argument in arguments if not argument.startswith(("hidden", "spars"))]
+    rest = ["hidden_sequences=0", "sparsities=", "lookahead=0", "continuation=greedy"]
+    assert main([*chosen, *rest, f"output_dir={tmp_path / 'bare'}"]) == 0
+    trace = read_trace(tmp_path / "bare", "all")
+    assert trace.header.columns == ("logits",)
+    assert set(trace.header.files) == {"README.md", "routes.parquet"}
+    assert "greedy" in str(trace.header.provenance["continuation"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["speed=9"], "unknown key 'speed'; known keys: model, prompts, output_dir"),
+        (["sequences"], "'sequences' is not key=value"),
+        (["sequences=0"], "sequences is 0, must be 1 or more"),
+        (["sequences=many"], "sequences is 'many', must be a whole number"),
+        (["sequences=2", "sequences=3"], "sequences is given twice"),
+        (["prompt_tokens=9-3"], "prompt_tokens is '9-3'"),
+        (["dtype=int8"], "dtype is 'int8', must be one of float32"),
+        (["norms=raw,raw"], "norms is 'raw,raw'"),
+        (["sparsities=0.9,0.5"], "sparsities is '0.9,0.5', must be ascending"),
+        (["logits_step=1/0"], "logits_step is '1/0'"),
+        (["device="], "device is empty"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_key(extra: list[str], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        parse_settings([*REQUIRED, *extra])
+    assert message in str(caught.value)
+
+
+def test_missing_arguments_are_named_together() -> None:
+    with pytest.raises(SettingError, match=r"missing model=\.\.\. and output_dir=\.\.\."):
+        parse_settings(["prompts=p"])
+
+
+def replaced(arguments: list[str], **changes: Any) -> list[str]:
+    kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
+    return kept + [f"{key}={value}" for key, value in changes.items()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "absent"}, "model=absent cannot be loaded"),
+        ({"prompts": "absent.jsonl"}, "absent.jsonl: cannot be read"),
+        ({"sequences": 6}, "needs 3 of each split, but only 2 prompts have split=fit"),
+        ({"decode_tokens": 40}, "has 30 tokens, needs"),
+    ],
+)
+def test_wrong_inputs_exit_with_2_and_write_nothing(
+    arguments: list[str],
+    changes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*replaced(arguments, **changes), "output_dir=out"]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{", "prompts.jsonl:1: not JSON"), ("[]", "must be an object"), ('{"domain": "a"}', "must be an object")],
+)
+def test_wrong_prompt_lines_are_refused_by_number(
+    arguments: list[str], line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    assert main([*replaced(arguments, prompts=path), f"output_dir={tmp_path / 'out'}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_document_in_both_splits_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_prompts(tmp_path / "prompts.jsonl", document="same")
+    assert main([*replaced(arguments, prompts=path), f"output_dir={tmp_path / 'out'}"]) == 2
+    assert "documents ['same'] are in both splits" in capsys.readouterr().err
+
+
+def test_an_output_directory_in_use_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main([*arguments, f"output_dir={tmp_path}"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_loops_are_told_from_text() -> None:
+    assert has_repetition([1, 2, 3] * 8)
+    assert not has_repetition(list(range(24)))
+    assert not has_repetition([1, 2])
