@@ -130,25 +130,22 @@ class RecordedController(Controller):
         """Copy the answer: the controller goes on to use its lists and transfers."""
         outcomes, waits = lookups or ((), None)
         decided: dict[Event, list[int]] = {event: [] for event in Event}
-        victims: list[int] = []
-        for event, key, value in self._new_events():
+        for event, key in self._new_events():
             decided[event].append(key)
-            if event == Event.ISSUE and value != NONE:
-                victims.append(value)
         self.log.append(Call(
             self.calls, kind, argument, tuple(outcomes), tuple(self.admitted) if lookups else (), tuple(waits or ()),
             self.waiting if lookups else 0, arrived,
             started.number if started else NONE, started.key if started else NONE, bool(started and started.prefetch),
-            tuple(victims + decided[Event.EVICT]), tuple(decided[Event.QUEUE_PREFETCH]),
+            tuple(started.victims) if started else (), tuple(decided[Event.QUEUE_PREFETCH]),
             tuple(decided[Event.CANCEL]), tuple(decided[Event.DROP_NO_SLOT]),
         ))  # fmt: skip
 
-    def _new_events(self) -> Iterator[tuple[Event, int, int]]:
-        """(kind, key, value) of the events since the last call."""
+    def _new_events(self) -> Iterator[tuple[Event, int]]:
+        """(kind, key) of the events since the last call."""
         events = self.events[self._num_events :]
         self._num_events = len(self.events)
-        for kind, key, value in zip(events[1::4], events[2::4], events[3::4], strict=True):
-            yield Event(kind), key, value
+        for kind, key in zip(events[1::4], events[2::4], strict=True):
+            yield Event(kind), key
 
 
 def first_difference(expected: Sequence[Call], got: Sequence[Call]) -> Difference | None:
