@@ -19,7 +19,8 @@ from rich.table import Table
 from transformers import MixtralForCausalLM
 
 from capture.corpus import DOMAINS, Corpus
-from capture.gating_stats import FEWEST_LAYERS, PAPERS, Gating, Statistic, report
+from capture.gating_report import FEWEST_LAYERS, Statistic, report
+from capture.gating_stats import PAPERS, Gating
 from capture.tiny_model import load_model
 from capture.tokenizer import TokenStream, consecutive_windows, encode, load_tokenizer, sample_windows
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from capture import gating_stats
+from capture.gating_report import report
 from capture.gating_stats import (
     PAPERS,
     PUBLISHED,
@@ -27,7 +27,6 @@ from capture.gating_stats import (
     popularity_skew,
     recall_at,
     relative_weight_output_correlation,
-    report,
     score_split,
     sequence_preference_bits,
     top1_equality,
@@ -237,7 +236,7 @@ def test_uniform_experts_score_at_the_chance_column() -> None:
     gating = random_gating(sequences=4, tokens=3000, layers=4)
     # Experts that no gate has chosen: neither predictable nor local nor popular.
     gating = replace(gating, experts=generator.random((4, 3000, 4, 8)).argsort(-1)[..., :2])
-    rows = {row.name: row for row in gating_stats.report(gating)}
+    rows = {row.name: row for row in report(gating)}
     compared = [
         row for name, row in rows.items() if row.chance is not None and "x W_up" not in name and "paths" not in name
     ]

@@ -133,6 +133,18 @@ def test_a_kill_while_saving_leaves_the_last_whole_state(tmp_path: Path, monkeyp
     assert_bitwise_equal(before, parameters(restored))
 
 
+def test_saving_puts_a_new_file_in_place_and_does_not_write_into_the_old_one(tmp_path: Path) -> None:
+    state_file = tmp_path / "run_state.pt"
+    state = RunState.start(TINY, tiny_stream())
+    state.save(state_file)
+    other_name = tmp_path / "other_name_of_the_same_file"
+    other_name.hardlink_to(state_file)
+    before = other_name.read_bytes()
+    state.losses.append(1.0)
+    state.save(state_file)
+    assert other_name.read_bytes() == before != state_file.read_bytes()
+
+
 def test_a_run_of_another_recipe_or_text_is_not_resumed(tmp_path: Path) -> None:
     state_file = tmp_path / "run_state.pt"
     RunState.start(TINY, tiny_stream()).save(state_file)
