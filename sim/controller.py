@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import chain
 
 from sim.loader import Loader, Transfer
 from sim.policies.base import CachePolicy, Choice, Gate, Placement, PrecisionSelector, Predictor
@@ -98,9 +97,13 @@ class Controller:
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
         self.events: list[int] = []
-        self.prefetch_counts = [0] * len(PrefetchOutcome)
+        self._never_issued = [0] * len(PrefetchOutcome)
         self.num_prefetches_queued = 0
         self._unused: dict[int, Transfer] = {}
+
+    @property
+    def num_issued(self) -> int:
+        return len(self.issued)
 
     # ---- what a policy may ask
 
@@ -188,12 +191,17 @@ class Controller:
 
     def finish(self) -> None:
         """The run is over: settle the prefetches that nothing will settle any more."""
-        for transfer in chain(self._demands, self._prefetches if self.loader.demand_first else ()):
-            if transfer.prefetch and not transfer.cancelled:
-                self.prefetch_counts[PrefetchOutcome.CANCELLED] += 1
+        left = (t for t in self._prefetches if t.prefetch and not t.cancelled)
+        self._never_issued[PrefetchOutcome.CANCELLED] += sum(1 for _ in left)
+
+    @property
+    def prefetch_counts(self) -> list[int]:
+        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
+        counts = list(self._never_issued)
         for transfer in self.issued:
             if transfer.prefetch:
-                self.prefetch_counts[transfer.outcome] += 1
+                counts[transfer.outcome] += 1
+        return counts
 
     # ---- a gate, step by step
 
@@ -310,7 +318,7 @@ class Controller:
         return transfer
 
     def _promote(self, transfer: Transfer) -> Transfer:
-        self.prefetch_counts[PrefetchOutcome.PROMOTED] += 1
+        self._never_issued[PrefetchOutcome.PROMOTED] += 1
         if not self.loader.demand_first:
             transfer.prefetch = False
             transfer.call = self.calls
@@ -324,21 +332,22 @@ class Controller:
         """Cancel queued prefetches that this gate has overtaken."""
         if self._cancels_all:
             self._cancel(self._prefetches, serving)
-        elif self.loader.cancel_stale:
-            self._cancel(self._prefetches_of[site], serving)
-        queued = self._queued
-        self._prefetches_of[site] = [t for t in self._prefetches_of[site] if queued.get(t.key) is t]
+        # Most have been issued by now: what is left is what was queued and neither issued nor cancelled.
+        queued = [t for t in self._prefetches_of[site] if t.number < 0 and not t.cancelled]
+        if queued and self.loader.cancel_stale:
+            self._cancel(queued, serving)
+            queued = [t for t in queued if not t.cancelled]
+        self._prefetches_of[site] = queued
 
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
-        queued = self._queued
         for transfer in transfers:
             key = transfer.key
-            if queued.get(key) is not transfer or not transfer.prefetch or transfer.awaited or key in kept:
+            if transfer.cancelled or not transfer.prefetch or transfer.awaited or key in kept:
                 continue
             transfer.cancelled = True
-            del queued[key]
+            del self._queued[key]
             self.state[key] = ABSENT
-            self.prefetch_counts[PrefetchOutcome.CANCELLED] += 1
+            self._never_issued[PrefetchOutcome.CANCELLED] += 1
             self.events += (self.calls, Event.CANCEL, key, -1)
 
     def _forecast(self, gate: Gate) -> None:
@@ -428,7 +437,7 @@ class Controller:
         transfer.cancelled = True
         del self._queued[key]
         self.state[key] = ABSENT
-        self.prefetch_counts[PrefetchOutcome.DROPPED_NO_SLOT] += 1
+        self._never_issued[PrefetchOutcome.DROPPED_NO_SLOT] += 1
         self.events += (self.calls, Event.DROP_NO_SLOT, key, -1)
 
     # ---- for tests

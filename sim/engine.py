@@ -8,8 +8,9 @@ the priority of ``Environment.schedule``.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import simpy
 
@@ -40,13 +41,14 @@ class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
 
 
 class Group:
-    """Needs that are computed together, once none of them is pending any more."""
+    """wait_all: what one call admitted, computed together once nothing of it is awaited any more."""
 
-    __slots__ = ("needs", "pending")
+    __slots__ = ("admitted", "awaited", "row")
 
-    def __init__(self, pending: int, needs: list[tuple[int, int]]) -> None:
-        self.pending = pending
-        self.needs = needs  # (key, duration)
+    def __init__(self, admitted: Sequence[int], awaited: set[int], row: int) -> None:
+        self.admitted = admitted
+        self.awaited = awaited
+        self.row = row  # of the first one's lookup
 
 
 def simulate(controller: Controller, workload: Workload, durations: Durations,
@@ -54,7 +56,14 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
     """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
     env = simpy.Environment()
     engine = Engine(env, controller, workload, durations, progress)
-    env.run(until=engine.done)
+    # The run makes no reference cycles, and its growing columns would be scanned again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        env.run(until=engine.done)
+    finally:
+        if collecting:
+            gc.enable()
     controller.finish()
     return engine.record
 
@@ -71,7 +80,8 @@ class Engine:
         self._wait_all = controller.loader.wait == "wait_all"
         self._plane = controller.geometry.plane
         self._one_token_ns = [durations.expert_ns(p, 1) for p in range(len(controller.geometry.precisions))]
-        self._single_ns = self._one_token_ns[0] if len(self._one_token_ns) == 1 else -1
+        # A constant selector never skips: what waits for nothing is all there.
+        self._is_simple = len(self._one_token_ns) == 1 and controller.selector.constant is not None
         self._prepare_link()
         self._prepare_stream()
 
@@ -88,37 +98,36 @@ class Engine:
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_sequence_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
-        self._awaited: dict[int, tuple[int, Group]] = {}  # key -> row of its lookup, and who waits with it
-        self._groups: deque[Group] = deque()  # wait_all: what each call admitted, in the order of the calls
+        self._awaited: dict[int, int] = {}  # key -> row of its lookup
+        self._groups: deque[Group] = deque()  # wait_all: in the order of the calls
         self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
         self._release_is_set = False
         self._free_ns = 0  # when the compute stream is through with what it was given
         self._first_row = 0
-        self._begin_step(0)
+        self._begin_step(0, 0)
 
     # ---- steps and sequences
 
-    def _begin_step(self, index: int) -> None:
+    def _begin_step(self, index: int, now: int) -> None:
         """Called when the stream is free; the first gate of the step follows after its dense work."""
-        now = self.env.now
         step = self._step = self.workload.steps[index]
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
             self.controller.begin_sequence(sequence)
             self.record.call_ns.append(now)
-            self._fill_link()
+            self._fill_link(now)
         self._gate.open(step)
         self._dense_ns = self.durations.dense_ns(step)
         self._site = 0
         self._gate_alarm.set(self._free_ns + self._dense_ns[0] - now, GATE)
 
-    def _end_site(self) -> None:
+    def _end_site(self, now: int) -> None:
         """Every need of the site is computed or its end is known."""
         free = self._free_ns
         self.record.end_ns.append(free)
         self._site += 1
         if self._site < self.workload.sites:
-            self._gate_alarm.set(free + self._dense_ns[self._site] - self.env.now, GATE)
+            self._gate_alarm.set(free + self._dense_ns[self._site] - now, GATE)
             return
         self._free_ns = free + self.durations.tail_ns(self._step)
         self.record.step_end_ns.append(self._free_ns)
@@ -126,19 +135,20 @@ class Engine:
         if self._progress and index % self._stride == 0:
             self._progress(index + 1)
         if self._step.ends or index + 1 == len(self.workload.steps):
-            self._end_alarm.set(self._free_ns - self.env.now, SEQUENCE_END)
+            self._end_alarm.set(self._free_ns - now, SEQUENCE_END)
         else:
-            self._begin_step(index + 1)
+            self._begin_step(index + 1, now)
 
     def _on_sequence_end(self, event: simpy.Event) -> None:
+        now = self.env.now
         for sequence in self._step.ends:
             self.controller.end_sequence(sequence)
-            self.record.call_ns.append(self.env.now)
-            self._fill_link()
+            self.record.call_ns.append(now)
+            self._fill_link(now)
         if self._step.index + 1 < len(self.workload.steps):
-            self._begin_step(self._step.index + 1)
+            self._begin_step(self._step.index + 1, now)
         else:
-            self.record.makespan_ns = self.env.now
+            self.record.makespan_ns = now
             self.done.succeed()
 
     # ---- the compute stream
@@ -151,64 +161,65 @@ class Engine:
         record.call_ns.append(now)
         outcomes, waits = controller.gate(gate)
         self._free_ns = now
-        count = len(outcomes)
-        if not any(outcomes) and self._single_ns >= 0 and self._step.rows == 1 and not controller.waiting:
-            # The common gate: everything is there.
-            record.lookup_ns += [now] * count
-            record.ready_ns += [now] * count
-            self._free_ns = now + count * self._single_ns
-        else:
-            self._first_row = len(record.ready_ns)
-            self._take(waits, now)
+        if waits is None and self._is_simple and self._step.rows == 1 and not controller.waiting:
+            # The common gate: one precision, and everything is there.
+            times = [now] * len(outcomes)
+            record.lookup_ns += times
+            record.ready_ns += times
+            self._free_ns = now + len(outcomes) * self._one_token_ns[0]
+            if len(self._issued) < self._in_flight:
+                self._fill_link(now)
+            self._end_site(now)
+            return
+        self._first_row = len(record.ready_ns)
+        self._take(waits, now)
         if len(self._issued) < self._in_flight:
-            self._fill_link()
+            self._fill_link(now)
         if not self._awaited and not controller.waiting:
-            self._end_site()
+            self._end_site(now)
 
     def _take(self, waits: dict[int, Transfer] | None, now: int) -> None:
         """Compute what an admission found; remember what it waits for."""
         record, admitted = self.record, self.controller.admitted
         row = len(record.ready_ns)
-        record.lookup_ns += [now] * len(admitted)
-        record.ready_ns += [now] * len(admitted)
-        together = Group(len(waits or ()), [])
-        for key in admitted:
-            if key != SKIP:
-                need = (key, self._expert_ns(key, row))
-                absent = waits is not None and key in waits
-                if absent:
-                    self._awaited[key] = (row, together if self._wait_all else Group(1, [need]))
-                if self._wait_all:
-                    together.needs.append(need)
-                elif not absent:
-                    self._compute(need, now)
-            row += 1
+        times = [now] * len(admitted)
+        record.lookup_ns += times
+        record.ready_ns += times
+        if waits:
+            for index, key in enumerate(admitted):
+                if key in waits:
+                    self._awaited[key] = row + index
         if self._wait_all:
-            self._groups.append(together)
+            self._groups.append(Group(admitted, set(waits or ()), row))
             self._compute_groups(now)
-        self._set_release()
-
-    def _expert_ns(self, key: int, row: int) -> int:
-        precision = key // self._plane
-        if self._step.rows == 1:
-            return self._one_token_ns[precision]
-        return self.durations.expert_ns(precision, self._gate.tokens[row - self._first_row])
+        else:
+            for index, key in enumerate(admitted):
+                if key != SKIP and (waits is None or key not in waits):
+                    self._compute(key, row + index, now)
+        if self._releases:
+            self._set_release()
 
     def _compute_groups(self, now: int) -> None:
-        """wait_all: what an earlier call admitted is computed first, so a complete group may wait for the one before."""
-        while self._groups and not self._groups[0].pending:
-            for need in self._groups.popleft().needs:
-                self._compute(need, now)
+        """wait_all: what an earlier call admitted goes first, so a complete group may wait for the one before it."""
+        while self._groups and not self._groups[0].awaited:
+            group = self._groups.popleft()
+            for index, key in enumerate(group.admitted):
+                if key != SKIP:
+                    self._compute(key, group.row + index, now)
 
-    def _compute(self, need: tuple[int, int], ready_ns: int) -> None:
-        key, duration = need
+    def _compute(self, key: int, row: int, ready_ns: int) -> None:
+        precision = key // self._plane
+        if self._step.rows == 1:
+            duration = self._one_token_ns[precision]
+        else:
+            duration = self.durations.expert_ns(precision, self._gate.tokens[row - self._first_row])
         start = self._free_ns if self._free_ns > ready_ns else ready_ns
         self._free_ns = start + duration
         if self.controller.waiting:
             self._releases.append((self._free_ns, key))
 
     def _set_release(self) -> None:
-        if self._releases and not self._release_is_set:
+        if not self._release_is_set:
             self._release_is_set = True
             self._release_alarm.set(self._releases[0][0] - self.env.now, NEED_DONE)
 
@@ -221,14 +232,13 @@ class Engine:
         if not self.controller.waiting:
             self._releases.clear()
         self._take(waits, now)
-        self._fill_link()
+        self._fill_link(now)
         if not self._awaited and not self.controller.waiting:
-            self._end_site()
+            self._end_site(now)
 
     # ---- the link
 
-    def _fill_link(self) -> None:
-        now = self.env.now
+    def _fill_link(self, now: int) -> None:
         while len(self._issued) < self._in_flight:
             transfer = self.controller.poll(LINK)
             self.record.call_ns.append(now)
@@ -263,11 +273,13 @@ class Engine:
     def _arrive(self, key: int, number: int, now: int) -> None:
         """A need's expert is there."""
         record = self.record
-        row, group = self._awaited.pop(key)
+        row = self._awaited.pop(key)
         record.ready_ns[row] = now
-        group.pending -= 1
-        if group.pending or (self._wait_all and group is not self._groups[0]):
-            return
+        if self._wait_all:
+            for group in self._groups:
+                group.awaited.discard(key)
+            if self._groups[0].awaited:
+                return
         if now > self._free_ns:
             record.idle_start_ns.append(self._free_ns)
             record.idle_end_ns.append(now)
@@ -275,7 +287,8 @@ class Engine:
         if self._wait_all:
             self._compute_groups(now)
         else:
-            self._compute(group.needs[0], now)
-        self._set_release()
+            self._compute(key, row, now)
+        if self._releases:
+            self._set_release()
         if not self._awaited and not self.controller.waiting:
-            self._end_site()
+            self._end_site(now)

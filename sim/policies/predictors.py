@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from sim.policies.base import Choice, Gate
 
@@ -32,13 +33,10 @@ class GateLookahead:
         if sites < 1:
             raise ValueError(f"gate lookahead needs sites >= 1, got {sites}; use predictor=none for no prediction")
         self.lookahead_sites = sites
+        self._ahead = range(1, sites + 1)
 
     def predict(self, gate: Gate) -> Iterator[Choice]:
-        for j in range(1, self.lookahead_sites + 1):
-            choice = gate.routed(j)
-            if choice is None:
-                return
-            yield choice
+        return takewhile(bool, map(gate.routed, self._ahead))  # type: ignore[arg-type]
 
     def observe(self, gate: Gate) -> None:
         pass
