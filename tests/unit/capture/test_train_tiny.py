@@ -163,6 +163,32 @@ def test_training_learns_a_text_that_repeats_itself(tmp_path: Path) -> None:
     assert state.losses[-1] < 4.0
 
 
+def test_every_step_uses_its_own_learning_rate(tmp_path: Path) -> None:
+    state = RunState.start(replace(TINY, warmup_steps=3, decay_share=0.5), tiny_stream())
+    rates: list[float] = []
+    train(state, tmp_path / "state.pt", 100, lambda step, loss: rates.append(state.optimizer.param_groups[1]["lr"]))
+    assert rates == pytest.approx([2e-3 / 3, 4e-3 / 3, 2e-3, 2e-3, 4e-3 / 3, 2e-3 / 3])
+
+
+def test_a_step_follows_the_gradient_of_language_balance_and_z_loss(tmp_path: Path) -> None:
+    recipe = replace(TINY, balance_loss=2.0, z_loss=0.5, tokens=32)
+    state, oracle = RunState.start(recipe, tiny_stream()), RunState.start(recipe, tiny_stream())
+    gradients: list[list[torch.Tensor]] = []
+    state.optimizer.step = lambda: gradients.append([value.grad.clone() for value in state.model.parameters()])
+    train(state, tmp_path / "state.pt", 100)
+    # The weights stay as they are, so that two steps differ by their windows only.
+    for of_step in gradients:
+        windows = oracle.sampler.draw()
+        with recorded_router_logits(oracle.model) as logits:
+            words = oracle.model(input_ids=windows[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(words.transpose(1, 2), windows[:, 1:])
+            loss = loss + 2.0 * balance_loss(logits, 2) + 0.5 * z_loss(logits)
+        expected = torch.autograd.grad(loss, list(oracle.model.parameters()))
+        norm = math.sqrt(sum(float(value.square().sum()) for value in expected))
+        for value, wanted in zip(of_step, expected, strict=True):
+            torch.testing.assert_close(value, wanted * min(1.0, 1 / norm), rtol=1e-3, atol=1e-6)
+
+
 def test_the_schedule_has_the_learning_rates_of_the_recorded_run() -> None:
     recipe = Recipe()
     assert recipe.num_steps == 1815
@@ -320,7 +346,7 @@ def test_the_command_trains_exports_and_evaluates(
     out = tmp_path / "tiny"
     sizes = {"layers": 4, "hidden": 16, "inter": 8, "heads": 2, "kv-heads": 1, "seq": 16, "batch": 2, "tokens": 96}
     size = [argument for name, value in sizes.items() for argument in (f"--{name}", str(value))]
-    main(["--out", str(out), *size])
+    main(["--out", str(out), "--save-every", "1", *size])
     printed = capsys.readouterr().out
     assert "Held-out loss" in printed
     assert "HOBBIT, fig. 5a" in printed
