@@ -16,8 +16,9 @@ from torch import nn
 
 from capture.discover import CaptureError, MoELayer
 
-# A linear router recomputed on other batch sizes differs by rounding only.
-ROUTER_TOLERANCE = 1e-3
+# A linear router recomputed in float32 differs by rounding only: a share of the largest logit, or units in the last
+# place of the model's dtype, whichever is more.
+ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS = 1e-3, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,8 @@ def router_linear(layer: MoELayer) -> tuple[torch.Tensor, torch.Tensor | None]:
 def check_linear(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> None:
     """Raise `CaptureError` unless the router's weight maps the recorded inputs [T, H] to the recorded logits [T, E]."""
     error = (_linear(layer, gate_in) - logits).abs().max().item() if len(logits) else 0.0
-    if error > ROUTER_TOLERANCE * max(1.0, logits.abs().max().item()):
+    tolerance = max(ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS * torch.finfo(gate_in.dtype).eps)
+    if error > tolerance * max(1.0, logits.abs().max().item()):
         raise CaptureError(
             f"{layer.name}: logits differ from weight x input by {error:.3g}: this router is not linear, so feeding it "
             "with another site's input has no plain meaning; record with lookahead=0"

@@ -12,7 +12,7 @@ from tiny_models import FAMILIES, build
 from torch.nn import functional
 
 from capture.discover import CaptureError, discover, gate_norms
-from capture.extras import SiteExtras, lookahead_scores, pack_masks, site_extras, unpack_masks
+from capture.extras import SiteExtras, check_linear, lookahead_scores, pack_masks, site_extras, unpack_masks
 from capture.hooks import RouterHooks
 from capture.prompts import Passage, Prompt
 from capture.record import Rows, run_passages, stack_steps
@@ -285,3 +285,22 @@ def test_beams_are_refused(model: Any) -> None:
         output.past_key_values.batch_select_indices(torch.tensor([0]))
         with pytest.raises(CaptureError, match="beams and reordered batches"):
             model(torch.tensor([[8]]), past_key_values=output.past_key_values)
+
+
+def test_hooks_added_after_compiling_are_an_error() -> None:
+    model = build("mixtral")
+    tokens = torch.tensor([[4, 5, 6]])
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(tokens)
+        with pytest.raises(CaptureError), RouterHooks(discover(model)):
+            compiled(tokens)
+    torch.compiler.reset()
+
+
+def test_a_router_that_is_not_linear_is_refused(model: Any, rows: Rows) -> None:
+    layer = discover(model)[0]
+    logits = torch.from_numpy(rows.logits[:, 0])
+    check_linear(layer, rows.gate_in[:, 0], logits)
+    with pytest.raises(CaptureError, match="this router is not linear"):
+        check_linear(layer, rows.gate_in[:, 0], logits.tanh())
