@@ -1,0 +1,42 @@
+# make demo and make test need only Python >= 3.11 with pip, and set everything else up themselves.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds torch's CPU build if the default index has none (tried second).
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test check bench differential clean
+
+demo: $(VENV)/.core
+	$(BIN)/python -m sim.demo
+
+test: check
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.core
+	$(BIN)/python -m sim.bench
+
+# A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
+SCENARIOS ?= 3000
+differential: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[model,test]' || \
+	$(BIN)/python -m pip install --quiet -c constraints.txt --extra-index-url $(TORCH_INDEX) -e '.[model,test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle]' || \
+	echo 'libcachesim is not installed: its comparisons are skipped'
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs build *.egg-info
