@@ -67,6 +67,9 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
 
 def load_model(settings: Settings) -> Any:
     """The model in evaluation mode, experts run one by one (`eager`), which is the reference arithmetic."""
+    # A misspelt path would otherwise be looked for on the hub, with retries.
+    if not Path(settings.model).is_dir() and settings.model.count("/") != 1:
+        raise CaptureError(f"model={settings.model} is no directory; give one, or OWNER/NAME for a model on the hub")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(settings.seed)
     if settings.threads:

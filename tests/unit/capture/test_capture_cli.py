@@ -186,7 +186,8 @@ def replaced(arguments: list[str], **changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "absent"}, "model=absent cannot be loaded"),
+        ({"model": "absent"}, "model=absent is no directory"),
+        ({"model": "."}, "model=. cannot be loaded"),
         ({"prompts": "absent.jsonl"}, "absent.jsonl: cannot be read"),
         ({"sequences": 6}, "needs 3 of each split, but only 2 prompts have split=fit"),
         ({"decode_tokens": 40}, "has 30 tokens, needs"),
