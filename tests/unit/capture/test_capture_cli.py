@@ -109,10 +109,11 @@ def test_wide_columns_belong_to_decode_rows(trace: Trace) -> None:
     assert (np.diff(trace.active_shares[decode], axis=-1) <= 0).all()
 
 
-def test_hidden_files_agree_with_the_columns(captured: Path, trace: Trace) -> None:
-    hidden = safetensors.numpy.load_file(captured / "hidden/sequence_002.safetensors")
+@pytest.mark.parametrize("number", [0, 2])
+def test_hidden_files_agree_with_the_columns(captured: Path, trace: Trace, number: int) -> None:
+    hidden = safetensors.numpy.load_file(captured / f"hidden/sequence_{number:03d}.safetensors")
     routers = safetensors.numpy.load_file(captured / "routers.safetensors")
-    own = (trace.sequence == 2) & (trace.phase == DECODE)
+    own = (trace.sequence == number) & (trace.phase == DECODE)
     np.testing.assert_array_equal(hidden["position"], trace.position[own])
     masks = unpack_masks(hidden["mask_planes"], 2, 40)
     assert trace.active_shares is not None
