@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from sim.loader import Loader, Transfer
+from sim.loader import NO_TRANSFER, Loader, Transfer
 from sim.policies.base import CachePolicy, Choice, Gate, Placement, PrecisionSelector, Predictor
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
 from sim.types import SKIP, Cause, Geometry, Outcome, Place, PrefetchOutcome
@@ -55,6 +55,7 @@ class Controller:
         self.slots = Slots(geometry, cache)
         # The hot path reads these; Slots owns them.
         self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
+        self._key_bytes = self.slots.key_bytes
         self._rows = [
             [[geometry.key(p, site, unit) for unit in range(geometry.units)] for site in range(geometry.sites)]
             for p in range(len(geometry.precisions))
@@ -71,8 +72,8 @@ class Controller:
         self._demands: deque[Transfer] = deque()
         # With demand_first off there is one queue, so both names mean the same deque.
         self._prefetches: deque[Transfer] = deque() if self.loader.demand_first else self._demands
-        self._queued: dict[int, Transfer] = {}
-        self._in_flight: dict[int, Transfer] = {}
+        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
+        self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
         budget = self.loader.prefetch_budget
         self._budget = budget if isinstance(budget, int) else -1  # never used up
@@ -99,7 +100,6 @@ class Controller:
         self.events: list[int] = []
         self._never_issued = [0] * len(PrefetchOutcome)
         self.num_prefetches_queued = 0
-        self._unused: dict[int, Transfer] = {}
 
     @property
     def num_issued(self) -> int:
@@ -171,16 +171,11 @@ class Controller:
         """The key that arrived, and the next transfer to start on the engine, issued in the same call."""
         self.calls += 1
         key = transfer.key
-        del self._in_flight[key]
         if not transfer.prefetch:
             self.state[key] = RESIDENT
             self.cache.on_insert(key, DEMAND)
         else:
-            if transfer.awaited:
-                self.state[key] = RESIDENT
-            else:
-                self.state[key] = UNUSED
-                self._unused[key] = transfer
+            self.state[key] = RESIDENT if transfer.awaited else UNUSED
             self.cache.on_insert(key, PREFETCH)
         return key, self._issue()
 
@@ -286,27 +281,27 @@ class Controller:
     def _settle(self, keys: list[int], outcomes: list[int]) -> dict[int, Transfer] | None:
         """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key."""
         waits: dict[int, Transfer] = {}
+        state = self.state
         for index, key in enumerate(keys):
             outcome = outcomes[index]
-            if outcome == HIT:
-                continue
-            if outcome == FIRST_USE:
-                outcomes[index] = HIT
-                self.state[key] = RESIDENT
-                self._unused.pop(key).outcome = USED
-            elif outcome == MISS:
+            if outcome == MISS:
                 waits[key] = self._queue_demand(key)
+            elif outcome == FIRST_USE:
+                outcomes[index] = HIT
+                state[key] = RESIDENT
+                self._transfer_of[key].outcome = USED
             elif outcome == LATE:
-                waits[key] = self._await(self._in_flight[key])
-            elif self.loader.promote:
-                waits[key] = self._promote(self._queued[key])
-            else:
-                outcomes[index] = LATE
-                waits[key] = self._await(self._queued[key])
+                waits[key] = self._await(self._transfer_of[key])
+            elif outcome == PROMOTED:
+                if self.loader.promote:
+                    waits[key] = self._promote(self._transfer_of[key])
+                else:
+                    outcomes[index] = LATE
+                    waits[key] = self._await(self._transfer_of[key])
         return waits or None
 
     def _queue_demand(self, key: int) -> Transfer:
-        transfer = self._queued[key] = Transfer(key, False, self.slots.key_bytes[key], self.calls)
+        transfer = self._transfer_of[key] = Transfer(key, False, self._key_bytes[key], self.calls)
         self.state[key] = QUEUED
         self._demands.append(transfer)
         return transfer
@@ -345,7 +340,6 @@ class Controller:
             if transfer.cancelled or not transfer.prefetch or transfer.awaited or key in kept:
                 continue
             transfer.cancelled = True
-            del self._queued[key]
             self.state[key] = ABSENT
             self._never_issued[PrefetchOutcome.CANCELLED] += 1
             self.events += (self.calls, Event.CANCEL, key, -1)
@@ -381,7 +375,7 @@ class Controller:
 
     def _queue_prefetch(self, key: int, site: int) -> None:
         self.state[key] = QUEUED
-        transfer = self._queued[key] = Transfer(key, True, self.slots.key_bytes[key], self.calls)
+        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], self.calls)
         self._prefetches.append(transfer)
         self._prefetches_of[site].append(transfer)
         self.num_prefetches_queued += 1
@@ -406,7 +400,7 @@ class Controller:
                 queue.popleft()
                 continue
             key = transfer.key
-            must = transfer.awaited or not transfer.prefetch
+            must = not transfer.prefetch or transfer.awaited
             victims = self.slots.claim(key, transfer.moved_bytes, must)
             if victims is None:
                 if must:
@@ -415,27 +409,26 @@ class Controller:
                 self._drop(transfer)
                 continue
             queue.popleft()
-            del self._queued[key]
-            self._in_flight[key] = transfer
-            self.state[key] = IN_FLIGHT
+            state = self.state
+            state[key] = IN_FLIGHT
             transfer.number = len(self.issued)
             transfer.victims = victims
             self.issued.append(transfer)
             self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
             for victim in victims:
-                if self.state[victim] == UNUSED:
-                    self._unused.pop(victim).outcome = EVICTED_UNUSED
-                self.state[victim] = ABSENT
+                if state[victim] == UNUSED:
+                    self._transfer_of[victim].outcome = EVICTED_UNUSED
+                state[victim] = ABSENT
                 self.cache.on_evict(victim)
-            for victim in victims[1:]:
-                self.events += (self.calls, EVICT, victim, key)
+            if len(victims) > 1:
+                for victim in victims[1:]:
+                    self.events += (self.calls, EVICT, victim, key)
             return transfer
         return None
 
     def _drop(self, transfer: Transfer) -> None:
         key = transfer.key
         transfer.cancelled = True
-        del self._queued[key]
         self.state[key] = ABSENT
         self._never_issued[PrefetchOutcome.DROPPED_NO_SLOT] += 1
         self.events += (self.calls, Event.DROP_NO_SLOT, key, -1)
@@ -446,6 +439,8 @@ class Controller:
         """Assert every invariant of the state. Expensive, for tests."""
         self.slots.check()
         for key, state in enumerate(self.state):
-            assert (state == QUEUED) == (key in self._queued), key
-            assert (state == IN_FLIGHT) == (key in self._in_flight), key
-            assert (state == UNUSED) == (key in self._unused), key
+            transfer = self._transfer_of[key]
+            if state in (QUEUED, IN_FLIGHT, UNUSED):
+                assert transfer.key == key and not transfer.cancelled, key
+                assert (state == QUEUED) == (transfer.number < 0), key
+                assert state != UNUSED or transfer.prefetch, key

@@ -148,8 +148,15 @@ class Engine:
         if self._step.index + 1 < len(self.workload.steps):
             self._begin_step(self._step.index + 1, now)
         else:
-            self.record.makespan_ns = now
+            self._close(now)
             self.done.succeed()
+
+    def _close(self, now: int) -> None:
+        """The run is over; what is still on the link is cut."""
+        record, issued = self.record, self.controller.num_issued
+        record.makespan_ns = now
+        record.start_ns += [-1] * (issued - len(record.start_ns))
+        record.service_end_ns += [-1] * (issued - len(record.service_end_ns))
 
     # ---- the compute stream
 
@@ -185,16 +192,17 @@ class Engine:
         times = [now] * len(admitted)
         record.lookup_ns += times
         record.ready_ns += times
-        if waits:
-            for index, key in enumerate(admitted):
-                if key in waits:
-                    self._awaited[key] = row + index
         if self._wait_all:
+            for index, key in enumerate(admitted):
+                if waits and key in waits:
+                    self._awaited[key] = row + index
             self._groups.append(Group(admitted, set(waits or ()), row))
             self._compute_groups(now)
         else:
             for index, key in enumerate(admitted):
-                if key != SKIP and (waits is None or key not in waits):
+                if waits and key in waits:
+                    self._awaited[key] = row + index
+                elif key != SKIP:
                     self._compute(key, row + index, now)
         if self._releases:
             self._set_release()
@@ -239,34 +247,32 @@ class Engine:
     # ---- the link
 
     def _fill_link(self, now: int) -> None:
-        while len(self._issued) < self._in_flight:
-            transfer = self.controller.poll(LINK)
+        issued = self._issued
+        while len(issued) < self._in_flight:
             self.record.call_ns.append(now)
+            transfer = self.controller.poll(LINK)
             if transfer is None:
                 return
-            self._issue(transfer, now)
+            issued.append(transfer)
+            if len(issued) == 1:
+                self._serve(transfer, now)
 
-    def _issue(self, transfer: Transfer, now: int) -> None:
-        self._issued.append(transfer)
-        self.record.service_end_ns.append(-1)
-        if len(self._issued) == 1:
-            self.record.start_ns.append(now)
-            self._transfer_alarm.set(self._transfer_ns[transfer.moved_bytes], TRANSFER_END + transfer.number)
-        else:
-            self.record.start_ns.append(-1)
+    def _serve(self, transfer: Transfer, now: int) -> None:
+        """The link turns to an issued transfer: services begin and end in the order of their numbers."""
+        self.record.start_ns.append(now)
+        self._transfer_alarm.set(self._transfer_ns[transfer.moved_bytes], TRANSFER_END + transfer.number)
 
     def _on_transfer_end(self, event: simpy.Event) -> None:
         now = self.env.now
         record, issued = self.record, self._issued
         transfer = issued.popleft()
-        record.service_end_ns[transfer.number] = now
-        if issued:
-            record.start_ns[issued[0].number] = now
-            self._transfer_alarm.set(self._transfer_ns[issued[0].moved_bytes], TRANSFER_END + issued[0].number)
+        record.service_end_ns.append(now)
         record.call_ns.append(now)
         key, following = self.controller.transfer_done(LINK, transfer)
         if following is not None:
-            self._issue(following, now)
+            issued.append(following)
+        if issued:
+            self._serve(issued[0], now)
         if key in self._awaited:
             self._arrive(key, transfer.number, now)
 

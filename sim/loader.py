@@ -79,3 +79,6 @@ class Transfer:
         self.awaited = self.cancelled = False
         self.outcome = UNUSED_AT_END
         self.victims: Sequence[int] = ()
+
+
+NO_TRANSFER = Transfer(-1, False, 0, 0)

@@ -40,7 +40,9 @@ class LRU(Pooled):
             order[key] = None
 
     def on_insert(self, key: int, cause: Cause) -> None:
-        self._orders[self._pool_of[key]].setdefault(key)
+        # A demand has its place since its request.
+        if cause != Cause.DEMAND:
+            self._orders[self._pool_of[key]].setdefault(key)
 
     def on_evict(self, key: int) -> None:
         del self._orders[self._pool_of[key]][key]
