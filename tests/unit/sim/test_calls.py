@@ -18,14 +18,14 @@ from sim.types import Outcome
 HIT, LATE, MISS = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS)
 
 
-def scenario(cache: CacheName = "lru") -> Scenario:
-    """Two sites of 4 experts (5 keys a site), two slots, 0 and 6 resident; transfers 10, experts 1, dense work 1.
+def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
+    """Two sites of 4 experts (5 keys a site), 0 and 6 resident; transfers 10, experts 1, dense work 1.
 
     Site 0 needs 0 and foresees 1 (key 6) and 2 (key 7) at site 1, which needs 2.
     """
     forecasts = (((Forecast(1), Forecast(2)),), (None,))
     step = Step(0, True, True, 1, 1, (1, 1), 0, ((Need(0),), (Need(2),)), forecasts)
-    pools = (PoolSpec(2, (0,), None, ((0, 0, 0), (0, 1, 1))),)
+    pools = (PoolSpec(slots, (0,), None, ((0, 0, 0), (0, 1, 1))),)
     return Scenario(2, 4, (1,), (10,), (1,), (0,), pools, (step,), cache=Cache(cache), loader=Loader(lookahead=1))
 
 
@@ -61,6 +61,13 @@ def test_a_log_holds_every_call_with_its_answer() -> None:
         Call(8, "end_sequence", 0),
         Call(9, "poll", 0),
     ]
+
+
+def test_a_log_holds_prefetches_as_they_are_issued_and_looked_up() -> None:
+    """With a third slot, 7 loads from 1 to 11 and is needed at 3."""
+    log = record(scenario(slots=3))
+    assert log[3] == Call(4, "poll", 0, transfer=0, key=7, prefetch=True)
+    assert log[4] == Call(5, "gate", 1, outcomes=(LATE,), keys=(7,), waits=(7,))
 
 
 def test_a_log_holds_the_needs_left_to_later_waves() -> None:
