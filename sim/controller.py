@@ -326,7 +326,7 @@ class Controller:
     def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
         """Cancel queued prefetches that this gate has overtaken."""
         if self._cancels_all:
-            self._cancel(self._prefetches, serving)
+            self._cancel(tuple(self._prefetches), serving)
         # Most have been issued by now: what is left is what was queued and neither issued nor cancelled.
         queued = [t for t in self._prefetches_of[site] if t.number < 0 and not t.cancelled]
         if queued and self.loader.cancel_stale:
@@ -343,6 +343,10 @@ class Controller:
             self.state[key] = ABSENT
             self._never_issued[PrefetchOutcome.CANCELLED] += 1
             self.events += (self.calls, Event.CANCEL, key, -1)
+        # What is cancelled is mostly the oldest: a queue that is never reached must not keep it all.
+        queue = self._prefetches
+        while queue and queue[0].cancelled:
+            queue.popleft()
 
     def _forecast(self, gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
@@ -350,7 +354,7 @@ class Controller:
         replace, left = self._replaces, self._budget
         for choice in self.predictor.predict(gate):
             if replace:
-                self._cancel(self._prefetches, ())
+                self._cancel(tuple(self._prefetches), ())
                 replace = False
             site = choice.site
             for key in masks[site]:
