@@ -1,0 +1,307 @@
+"""Synthetic traces: deterministic, valid, and following their knobs in the direction that they name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.synthesis import KEYS, PRESETS, RULE, SCORE_STEP, main, parse, synthesize
+from sim.trace import DECODE, PREFILL, Trace, read_trace, write_trace
+from sim.trace_header import ModelShape
+from sim.workload import Workload
+
+SHAPE = ModelShape("synthetic", "none", 5, 16, 3, 64, 128)
+
+
+def make(**given: Any) -> Trace:
+    return synthesize(SHAPE, **{"tokens": 60, "lookahead": 3, **given})
+
+
+def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
+    plain = {name: value for name, value in vars(trace).items() if isinstance(value, np.ndarray)}
+    return plain | dict(trace.lookahead)
+
+
+def recall(trace: Trace, distance: int) -> float:
+    """Share of the selections that the forecast made so many sites before names among its own top k."""
+    chosen, _ = RULE.route(trace.lookahead["raw"][:, :-distance, distance - 1], trace.ids.shape[2])
+    return float((trace.ids[:, distance:, :, None] == chosen[:, :, None, :]).any(-1).mean())
+
+
+def reuse(trace: Trace, lag: int) -> float:
+    """Share of the selections that the token so many before made too, at the same site."""
+    return float((trace.ids[lag:, :, :, None] == trace.ids[:-lag, :, None, :]).any(-1).mean())
+
+
+def concentration(trace: Trace) -> float:
+    """Share of a site's selections that its most popular quarter of the experts takes, over the sites."""
+    experts = trace.header.model.experts
+    counts = [np.sort(np.bincount(trace.ids[:, site].ravel(), minlength=experts))[::-1] for site in range(SHAPE.sites)]
+    return float(np.mean([count[: experts // 4].sum() / count.sum() for count in counts]))
+
+
+def test_the_same_arguments_give_the_same_arrays():
+    first, again = (arrays_of(make(seed=4, sequences=2, prompt_tokens=5)) for _ in range(2))
+    assert first.keys() == again.keys()
+    for name, values in first.items():
+        assert np.array_equal(values, again[name], equal_nan=True), name
+
+
+def test_another_process_gives_the_same_arrays():
+    code = (
+        "import hashlib; from sim.synthesis import PRESETS, synthesize; "
+        "trace = synthesize(PRESETS['qwen15_moe'], tokens=5, seed=3); "
+        "print(hashlib.sha256(trace.logits.tobytes() + trace.lookahead['raw'].tobytes()).hexdigest())"
+    )
+    prints = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout for _ in range(2)}
+    assert len(prints) == 1
+
+
+def test_another_seed_gives_another_trace():
+    assert not np.array_equal(make(seed=0).ids, make(seed=1).ids)
+
+
+def test_a_trace_survives_writing_unchanged(tmp_path):
+    trace = make(sequences=3, prompt_tokens=4, skew=2.0)
+    write_trace(tmp_path / "trace", trace)
+    back = arrays_of(read_trace(tmp_path / "trace", "all"))
+    for name, values in arrays_of(trace).items():
+        assert np.array_equal(values, back[name], equal_nan=True), name
+
+
+def test_writing_twice_gives_the_same_bytes(tmp_path):
+    for name in ("first", "second"):
+        write_trace(tmp_path / name, make(seed=5))
+    for file in ("header.json", "routes.parquet"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+
+
+def test_selections_are_what_the_stated_rule_makes_of_the_logits():
+    trace = make()
+    assert {site.rule for site in trace.header.sites} == {RULE}
+    ids, weights = RULE.route(trace.logits, SHAPE.top_k)
+    assert np.array_equal(trace.ids, ids)
+    assert np.array_equal(trace.weights, weights)
+    softmax = np.exp(trace.logits.astype(np.float64))
+    chosen = np.take_along_axis(softmax, trace.ids.astype(np.int64), -1)
+    assert np.allclose(trace.weights, chosen / chosen.sum(-1, keepdims=True), atol=1e-6)
+
+
+def test_weights_sum_to_1_in_every_row():
+    assert np.allclose(make(skew=3.0, prompt_tokens=7).weights.sum(-1), 1.0, atol=1e-6)
+
+
+def test_recall_falls_with_distance_and_stays_above_chance():
+    trace = make(tokens=400)
+    by_distance = [recall(trace, distance) for distance in (1, 2, 3)]
+    assert by_distance[0] > by_distance[1] + 0.03 > by_distance[2] + 0.06
+    assert by_distance[2] > SHAPE.top_k / SHAPE.experts + 0.1
+
+
+def test_recall_rises_with_accuracy():
+    by_accuracy = [recall(make(tokens=400, lookahead_accuracy=accuracy), 1) for accuracy in (0.0, 0.5, 0.9, 1.0)]
+    assert by_accuracy == sorted(by_accuracy)
+    assert by_accuracy[0] < 0.5
+    assert by_accuracy[-1] == 1.0
+
+
+def test_a_perfect_forecast_is_the_logits_of_the_site_ahead():
+    trace = make(lookahead_accuracy=1.0)
+    for distance in (1, 2, 3):
+        assert np.array_equal(trace.lookahead["raw"][:, :-distance, distance - 1], trace.logits[:, distance:])
+
+
+def test_without_skew_and_accuracy_a_forecast_is_no_better_than_chance():
+    trace = make(tokens=2000, skew=0.0, lookahead_accuracy=0.0, persistence=0.0)
+    assert recall(trace, 1) == pytest.approx(SHAPE.top_k / SHAPE.experts, abs=0.01)
+
+
+def test_forecasts_are_as_spread_as_the_truth():
+    trace = make(tokens=2000, skew=0.0, lookahead_accuracy=0.6)
+    for distance in (1, 3):
+        assert trace.lookahead["raw"][:, :-distance, distance - 1].std() == pytest.approx(trace.logits.std(), rel=0.03)
+
+
+def test_forecasts_end_with_the_last_site():
+    scores = make().lookahead["raw"]
+    for distance in (1, 2, 3):
+        assert np.isnan(scores[:, SHAPE.sites - distance :, distance - 1]).all()
+        assert np.isfinite(scores[:, : SHAPE.sites - distance, distance - 1]).all()
+
+
+def test_reuse_rises_with_persistence_and_falls_with_lag():
+    by_persistence = [reuse(make(tokens=400, persistence=persistence), 1) for persistence in (0.0, 0.6, 0.95)]
+    assert by_persistence[0] + 0.1 < by_persistence[1] < by_persistence[2] - 0.1
+    trace = make(tokens=400)
+    assert reuse(trace, 1) > reuse(trace, 8) + 0.05
+
+
+def test_without_persistence_and_skew_selections_are_uniform():
+    trace = make(tokens=4000, persistence=0.0, skew=0.0)
+    assert reuse(trace, 1) == pytest.approx(SHAPE.top_k / SHAPE.experts, abs=0.01)
+    assert concentration(trace) == pytest.approx(0.25, abs=0.02)
+
+
+def test_without_persistence_the_first_choice_follows_zipf_law():
+    shape = replace(SHAPE, sites=2, experts=8, top_k=1)
+    trace = synthesize(shape, tokens=20_000, persistence=0.0, skew=1.0, lookahead=0)
+    zipf = 1 / np.arange(1, 9)
+    for site in range(2):
+        shares = np.sort(np.bincount(trace.ids[:, site, 0], minlength=8))[::-1] / 20_000
+        assert np.allclose(shares, zipf / zipf.sum(), atol=0.012)
+
+
+def test_the_spread_of_logits_is_the_same_at_the_start_and_the_end_of_a_sequence():
+    trace = synthesize(replace(SHAPE, experts=200), tokens=40, sequences=40, skew=0.0, persistence=0.9, lookahead=0)
+    for position in (0, 39):
+        assert trace.logits[trace.position == position].std() == pytest.approx(np.pi / np.sqrt(6), rel=0.03)
+
+
+def test_popularity_concentrates_with_skew():
+    by_skew = [concentration(make(tokens=400, skew=skew)) for skew in (0.0, 0.6, 2.0)]
+    assert by_skew[0] + 0.05 < by_skew[1] < by_skew[2] - 0.05
+
+
+def test_popular_experts_differ_from_site_to_site():
+    popular = [np.bincount(site.ravel(), minlength=16).argmax() for site in make(skew=2.0).ids.swapaxes(0, 1)]
+    assert len(set(popular)) > 1
+
+
+def test_each_sequence_is_a_prefill_step_and_then_a_step_a_token():
+    trace = make(tokens=3, sequences=2, prompt_tokens=4)
+    assert trace.step.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7]
+    assert trace.phase.tolist() == ([PREFILL] * 4 + [DECODE] * 3) * 2
+    assert trace.position.tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
+    assert trace.sequence.tolist() == [0] * 7 + [1] * 7
+    assert [(item.prompt_tokens, item.decode_tokens) for item in trace.header.sequences] == [(4, 3), (4, 3)]
+    steps = Workload(trace, split="all", lookahead=2).steps
+    assert [(step.rows, step.decode, step.token) for step in steps[:3]] == [(4, False, 4), (1, True, 5), (1, True, 6)]
+
+
+def test_a_prompt_of_one_token_has_a_step_of_its_own():
+    assert make(tokens=2, prompt_tokens=1).step.tolist() == [0, 1, 2]
+
+
+def test_without_a_prompt_every_step_is_one_token():
+    assert make(tokens=3, sequences=2).step.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_even_sequences_are_for_evaluation_so_that_one_alone_can_be_run():
+    assert [item.split for item in make(sequences=3).header.sequences] == ["eval", "fit", "eval"]
+    assert len(Workload(make()).steps) == 60
+
+
+def test_the_header_names_the_generator_its_parameters_and_what_it_is_not():
+    header = make(seed=9, skew=1.5).header
+    assert header.source == "synthetic"
+    assert header.provenance["calibrated"] is False
+    assert "sim.synthesis" in str(header.provenance["generator"])
+    assert (header.provenance["seed"], header.provenance["skew"]) == (9, 1.5)
+    assert header.lookahead is not None
+    assert (header.lookahead.depth, header.lookahead.norms, header.lookahead.step) == (3, ("raw",), SCORE_STEP)
+
+
+def test_a_trace_may_have_no_lookahead(tmp_path):
+    trace = make(lookahead=0)
+    assert trace.header.lookahead is None
+    write_trace(tmp_path / "trace", trace)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("mixtral_8x7b", (32, 8, 2)), ("qwen15_moe", (24, 60, 4)), ("qwen3_30b", (48, 128, 8))],
+)
+def test_presets_have_the_shape_of_their_model_and_say_that_the_load_is_synthetic(name, shape):
+    preset = PRESETS[name]
+    assert (preset.sites, preset.experts, preset.top_k) == shape
+    assert preset.name == f"synthetic_{name}"
+    trace = synthesize(preset, tokens=2)
+    assert trace.ids.shape == (2, shape[0], shape[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tokens": 0}, "tokens=0 must be a whole number >= 1"),
+        ({"tokens": 2.5}, "tokens=2.5 must be a whole number"),
+        ({"sequences": 0}, "sequences=0 must be a whole number >= 1"),
+        ({"prompt_tokens": -1}, "prompt_tokens=-1 must be a whole number >= 0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"persistence": 1.0}, "persistence=1.0 must be below 1"),
+        ({"persistence": -0.1}, "persistence=-0.1"),
+        ({"skew": float("nan")}, "skew=nan"),
+        ({"skew": 9.0}, "skew=9.0 must be at most 8"),
+        ({"lookahead": 5}, "lookahead=5 must be below sites=5"),
+        ({"lookahead_accuracy": 1.1}, "lookahead_accuracy=1.1 must be at most 1"),
+    ],
+)
+def test_a_parameter_out_of_its_range_is_refused_with_its_value(given, told):
+    with pytest.raises(ValueError, match=r".") as refused:
+        make(**given)
+    assert told in str(refused.value)
+
+
+def test_a_shape_that_cannot_route_is_refused():
+    with pytest.raises(ValueError, match="top_k=20 must be at most experts=16"):
+        synthesize(replace(SHAPE, top_k=20), tokens=1)
+    with pytest.raises(ValueError, match="sites=0"):
+        synthesize(replace(SHAPE, sites=0), tokens=1)
+
+
+# The command line
+
+
+def test_the_command_writes_a_trace_that_can_be_read(tmp_path, capsys):
+    given = [
+        "preset=mixtral_8x7b",
+        "tokens=6",
+        "sequences=2",
+        "lookahead=2",
+        "skew=1",
+        f"output_dir={tmp_path / 'trace'}",
+    ]
+    assert main(given) == 0
+    trace = read_trace(tmp_path / "trace", "all")
+    expected = synthesize(PRESETS["mixtral_8x7b"], tokens=6, sequences=2, lookahead=2, skew=1.0)
+    for name, values in arrays_of(expected).items():
+        assert np.array_equal(values, arrays_of(trace)[name], equal_nan=True), name
+    assert "not calibrated" in capsys.readouterr().out
+
+
+def test_a_shape_can_be_given_in_full_or_as_a_preset_with_changes():
+    full = ["sites=2", "experts=4", "top_k=1", "hidden=8", "expert_intermediate=16"]
+    shape, _, _ = parse([*full, "tokens=1", "output_dir=d"])
+    assert shape == ModelShape("synthetic", "none", 2, 4, 1, 8, 16)
+    shape, _, _ = parse(["preset=qwen3_30b", "top_k=6", "tokens=1", "output_dir=d"])
+    assert (shape.name, shape.experts, shape.top_k) == ("synthetic_qwen3_30b_altered", 128, 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["colour=red"], "known keys: " + ", ".join(KEYS)),
+        (["tokens"], "known key=value"),
+        (["tokens=1", "tokens=2"], "tokens is given twice"),
+        (["tokens=1"], "missing output_dir=..."),
+        (["output_dir=d"], "missing tokens=..."),
+        (["tokens=many", "output_dir=d", "preset=qwen3_30b"], "tokens='many' must be a whole number"),
+        (["tokens=1", "skew=x", "output_dir=d", "preset=qwen3_30b"], "skew='x' must be a number"),
+        (["tokens=1", "output_dir=d", "preset=gpt5"], "unknown preset=gpt5; known: " + ", ".join(PRESETS)),
+        (["tokens=1", "output_dir=d", "sites=3"], "missing experts, top_k, hidden, expert_intermediate"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(given, told, capsys):
+    assert main(given) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_output_directory_in_use_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").touch()
+    assert main(["preset=qwen15_moe", "tokens=1", f"output_dir={tmp_path}"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
