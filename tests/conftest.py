@@ -1,0 +1,39 @@
+"""Options and fixtures that several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from sim.build import ROOT, load_trace
+from sim.trace import Trace
+
+BUNDLED = "capture/assets/traces/tiny_mixtral"
+Configure = Callable[..., DictConfig]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--scenarios", type=int, default=600, metavar="N",
+        help="random runs in which the engine is compared with the reference (half of them with ties)",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def configure() -> Configure:
+    """Compose ``conf/`` with overrides, as ``python -m sim`` does."""
+
+    def composed(*overrides: str) -> DictConfig:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return compose("config", ["output_dir=unused", *overrides])
+
+    return composed
+
+
+@pytest.fixture(scope="session")
+def bundled_trace() -> Trace:
+    """The bundled trace with its lookahead scores; its arrays are read-only."""
+    return load_trace(BUNDLED, lookahead_sites=3)
