@@ -22,7 +22,8 @@ from sim.types import SKIP, Cause, Geometry, Outcome, Place, PrefetchOutcome
 
 # Plain ints: members of an IntEnum are looked up and compared several times slower.
 HIT, MISS, PROMOTED, LATE = int(Outcome.HIT), int(Outcome.MISS), int(Outcome.PROMOTED), int(Outcome.LATE)
-USED, EVICTED_UNUSED = PrefetchOutcome.USED, PrefetchOutcome.EVICTED_UNUSED
+USED, EVICTED_UNUSED = int(PrefetchOutcome.USED), int(PrefetchOutcome.EVICTED_UNUSED)
+CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
 DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 FIRST_USE = -1
 """A hit that settles a prefetch; becomes HIT before anyone sees it."""
@@ -40,7 +41,7 @@ class Event(IntEnum):
     EVICT = 4
 
 
-QUEUE_PREFETCH, ISSUE, EVICT = int(Event.QUEUE_PREFETCH), int(Event.ISSUE), int(Event.EVICT)
+QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Event)
 
 
 class Controller:
@@ -187,7 +188,7 @@ class Controller:
     def finish(self) -> None:
         """The run is over: settle the prefetches that nothing will settle any more."""
         left = (t for t in self._prefetches if t.prefetch and not t.cancelled)
-        self._never_issued[PrefetchOutcome.CANCELLED] += sum(1 for _ in left)
+        self._never_issued[CANCELLED] += sum(1 for _ in left)
 
     @property
     def prefetch_counts(self) -> list[int]:
@@ -327,26 +328,30 @@ class Controller:
         """Cancel queued prefetches that this gate has overtaken."""
         if self._cancels_all:
             self._cancel(tuple(self._prefetches), serving)
-        # Most have been issued by now: what is left is what was queued and neither issued nor cancelled.
-        queued = [t for t in self._prefetches_of[site] if t.number < 0 and not t.cancelled]
-        if queued and self.loader.cancel_stale:
-            self._cancel(queued, serving)
-            queued = [t for t in queued if not t.cancelled]
-        self._prefetches_of[site] = queued
+        left = []
+        # Most have been issued by now; what is neither issued nor cancelled still waits in the queue.
+        for transfer in self._prefetches_of[site]:
+            if transfer.number < 0 and not transfer.cancelled:
+                if self.loader.cancel_stale and transfer.prefetch and transfer.key not in serving:
+                    self._never_issue(transfer, CANCEL)
+                else:
+                    left.append(transfer)
+        self._prefetches_of[site] = left
+        queue = self._prefetches
+        # What is cancelled is mostly the oldest: a queue that is never reached must not keep it all.
+        while queue and queue[0].cancelled:
+            queue.popleft()
 
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
         for transfer in transfers:
-            key = transfer.key
-            if transfer.cancelled or not transfer.prefetch or transfer.awaited or key in kept:
-                continue
-            transfer.cancelled = True
-            self.state[key] = ABSENT
-            self._never_issued[PrefetchOutcome.CANCELLED] += 1
-            self.events += (self.calls, Event.CANCEL, key, -1)
-        # What is cancelled is mostly the oldest: a queue that is never reached must not keep it all.
-        queue = self._prefetches
-        while queue and queue[0].cancelled:
-            queue.popleft()
+            if transfer.prefetch and not (transfer.cancelled or transfer.awaited or transfer.key in kept):
+                self._never_issue(transfer, CANCEL)
+
+    def _never_issue(self, transfer: Transfer, event: int) -> None:
+        transfer.cancelled = True
+        self.state[transfer.key] = ABSENT
+        self._never_issued[CANCELLED if event == CANCEL else DROPPED_NO_SLOT] += 1
+        self.events += (self.calls, event, transfer.key, -1)
 
     def _forecast(self, gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
@@ -410,7 +415,7 @@ class Controller:
                 if must:
                     return None
                 queue.popleft()
-                self._drop(transfer)
+                self._never_issue(transfer, DROP_NO_SLOT)
                 continue
             queue.popleft()
             state = self.state
@@ -430,13 +435,6 @@ class Controller:
             return transfer
         return None
 
-    def _drop(self, transfer: Transfer) -> None:
-        key = transfer.key
-        transfer.cancelled = True
-        self.state[key] = ABSENT
-        self._never_issued[PrefetchOutcome.DROPPED_NO_SLOT] += 1
-        self.events += (self.calls, Event.DROP_NO_SLOT, key, -1)
-
     # ---- for tests
 
     def check(self) -> None:
@@ -445,6 +443,7 @@ class Controller:
         for key, state in enumerate(self.state):
             transfer = self._transfer_of[key]
             if state in (QUEUED, IN_FLIGHT, UNUSED):
-                assert transfer.key == key and not transfer.cancelled, key
+                assert transfer.key == key, key
+                assert not transfer.cancelled, key
                 assert (state == QUEUED) == (transfer.number < 0), key
                 assert state != UNUSED or transfer.prefetch, key

@@ -1,7 +1,7 @@
 """The simulator: a SimPy driver around the controller.
 
 SimPy is the clock and the event heap; the link and the compute stream are callback state machines, each with one event
-that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one a
+that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one where a
 sequence's end; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md section 3) through
 the priority of ``Environment.schedule``.
 """
@@ -96,7 +96,7 @@ class Engine:
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._gate_alarm = Alarm(self.env, self._on_gate)
-        self._end_alarm = Alarm(self.env, self._on_sequence_end)
+        self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
         self._awaited: dict[int, int] = {}  # key -> row of its lookup
         self._groups: deque[Group] = deque()  # wait_all: in the order of the calls
@@ -134,12 +134,13 @@ class Engine:
         index = self._step.index
         if self._progress and index % self._stride == 0:
             self._progress(index + 1)
-        if self._step.ends or index + 1 == len(self.workload.steps):
+        following = self.workload.steps[index + 1 : index + 2]
+        if self._step.ends or not following or following[0].begins:
             self._end_alarm.set(self._free_ns - now, SEQUENCE_END)
         else:
             self._begin_step(index + 1, now)
 
-    def _on_sequence_end(self, event: simpy.Event) -> None:
+    def _on_step_end(self, event: simpy.Event) -> None:
         now = self.env.now
         for sequence in self._step.ends:
             self.controller.end_sequence(sequence)

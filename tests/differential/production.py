@@ -51,7 +51,8 @@ class ScenarioGate:
         self.scores = [need.score for need in needs]
 
     def routed(self, j: int) -> Choice | None:
-        prediction = self._step.forecasts[self.site][j - 1]
+        predictions = self._step.forecasts[self.site]
+        prediction = predictions[j - 1] if j <= len(predictions) else None
         return None if prediction is None else ScenarioChoice(self.site + j, prediction)  # type: ignore[return-value]
 
 
