@@ -1,6 +1,7 @@
 """HOBBIT, Fig. 9 (arXiv:2411.01433), worked out by hand, through the production engine.
 
-Two layers, top-1 of two experts, one token, a cold cache; attention 3, an expert 2, its load 14, at low precision 3.5 ms.
+Two layers, top-1 of two experts, one token, a cold cache; attention 3, an expert 2, its load 14 ms
+(3.5 at low precision).
 ``figure_9`` of the reference's tests has the arithmetic line by line.
 """
 
@@ -34,8 +35,8 @@ def stall_ms(timeline: Timeline) -> dict[str, float]:
 def test_hobbit_figure_9(case: tuple[Prediction, float, float, float, float, float], wait: str) -> None:
     """Busy are 2 * (3 + 2) = 10 ms; the rest is idle time, by cause.
 
-    Every case idles 3..17 for the first layer's demand. Then (a) 22..36 for the second's; (b) 22..31 for the prefetch that
-    loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for the demand; (d) not at all; (e) 22..25.5.
+    Every case idles 3..17 for the first layer's demand. Then (a) 22..36 for the second's; (b) 22..31 for the prefetch
+    that loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for the demand; (d) not at all; (e) 22..25.5.
     """
     forecast, score, makespan, demand, behind, late = case
     timeline = production.run(figure_9(wait, forecast, score))
