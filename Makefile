@@ -19,7 +19,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 bench: $(VENV)/.core
-	$(BIN)/python -m sim.bench
+	$(BIN)/python tests/bench/engine_speed.py
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000

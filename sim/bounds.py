@@ -52,13 +52,13 @@ def lower_bounds(workload: Workload, durations: Durations, selector: PrecisionSe
 
 
 def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int]) -> int:
-    """The fewest loads that serve all requests with ``slots`` equal slots, prefetched or on demand, in any order in a gate.
+    """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal slots.
 
-    Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the most
-    such intervals that fit are found by dropping, whenever too many overlap, the one that ends last (Belady's rule). A
-    union larger than the slots needs no special case: what is kept is counted at gate boundaries only. Valid below
-    every run because a run's residents at a boundary never exceed the slots, and each need that was not resident at its
-    gate's boundary is loaded at least once.
+    Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the
+    most such intervals that fit are found by dropping, whenever too many overlap, the one that ends last (Belady's
+    rule). A union larger than the slots needs no special case: what is kept is counted at gate boundaries only. Valid
+    below every run because a run's residents at a boundary never exceed the slots, and each need that was not resident
+    at its gate's boundary is loaded at least once.
     """
     next_use: dict[int, int] = {}
     upcoming: list[int] = [0] * len(item)

@@ -121,7 +121,8 @@ def check_memory(model: Model, hardware: Hardware, steps: Sequence[Step], slot_b
     if ledger.total_bytes > hardware.memory_bytes:
         parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items())
         raise ValueError(
-            f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); "
+            f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "
+            f"({parts} GiB); "
             f"lower budget.resident_share, or set hardware.memory_gib"
         )
     return ledger

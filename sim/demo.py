@@ -1,4 +1,4 @@
-"""``python -m sim.demo``: five systems at three memory budgets on the bundled trace, as a table, a figure and a timeline."""
+"""``python -m sim.demo``: five systems at three memory budgets on the bundled trace: a table, a figure, a timeline."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) ->
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
     some = cells[BASELINE, SHARES[0]].summary
     title = f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']}, {some['model']}"
-    caption = (f"{some['trace']['gates']}. ~: the paired 95 % interval of the ratio contains 1. {LOSSY} is lossy: it serves "
-               f"experts at low precision or skips them; oracle knows the future.")  # fmt: skip
+    caption = (f"{some['trace']['gates']}. ~: the paired 95 % interval of the ratio contains 1. {LOSSY} is lossy: it "
+               f"serves experts at low precision or skips them; oracle knows the future.")  # fmt: skip
     table = Table("system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption)
     for system in SYSTEMS:
         row = []
@@ -109,8 +109,8 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     also = f" (not told apart from {', '.join(rest)})" if rest else ""
     return (f"At {share:.0%} resident the fastest lossless system is {best}{also}, with "
             f"{cells[best, share].summary['decode_tokens_per_s']:.2f} tokens/s; {LOSSY} is {ratio:.2f}x {BASELINE} "
-            f"(paired 95 %: {low:.2f} to {high:.2f}) while serving {quality['low_share']:.0%} of needs at low precision and "
-            f"skipping {quality['skip_share']:.1%}.")  # fmt: skip
+            f"(paired 95 %: {low:.2f} to {high:.2f}) serving {quality['low_share']:.0%} of needs at low precision "
+            f"and skipping {quality['skip_share']:.1%}.")  # fmt: skip
 
 
 def _cannot_tell(one: Cell, other: Cell) -> bool:
@@ -128,8 +128,8 @@ def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
     for system in SYSTEMS:
         rate = np.array([cells[system, share].summary["decode_tokens_per_s"] for share in SHARES])
         interval = np.array([cells[system, share].summary["ci95"]["decode_tokens_per_s"] for share in SHARES]).T
-        left.errorbar([100 * s for s in SHARES], rate, yerr=np.abs(interval - rate), marker="o", capsize=3, label=system,
-                      linestyle="--" if system == "oracle" else "-")  # fmt: skip
+        left.errorbar([100 * s for s in SHARES], rate, yerr=np.abs(interval - rate), marker="o", capsize=3,
+                      label=system, linestyle="--" if system == "oracle" else "-")  # fmt: skip
     left.set(
         xlabel="expert bytes resident (%)", ylabel="decode (tokens/s)", xticks=[100 * s for s in SHARES], ylim=(0, None)
     )

@@ -1,9 +1,9 @@
 """The simulator: a SimPy driver around the controller.
 
-SimPy is the clock and the event heap; the link and the compute stream are callback state machines, each with one event
-that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one where a
-sequence's end; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md section 3) through
-the priority of ``Environment.schedule``.
+SimPy is the clock and the event heap; the link and the compute stream are callback state machines, each with one
+event that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one
+where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md
+section 3) through the priority of ``Environment.schedule``.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Frames:
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer. What the end of the run cut has moved its share of bytes, rounded down."""
+        """One row a hop of an issued transfer. What the run's end cut has moved its share of bytes, rounded down."""
         c, makespan = self.controller, self.record.makespan_ns
         key = np.array([t.key for t in c.issued], np.int64)
         prefetch = np.array([t.prefetch for t in c.issued], np.bool_)

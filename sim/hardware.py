@@ -56,7 +56,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and its link. ``preset`` says where the figures come from, ``validated`` what has been measured here."""
+    """One device and its link. ``preset``: where the figures come from; ``validated``: what was measured here."""
 
     name: str
     preset: str

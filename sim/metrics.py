@@ -197,9 +197,9 @@ def _prefetch(frames: Frames) -> dict[str, int]:
 def _prediction(run: Run, frames: Frames) -> dict[str, float | None]:
     """How good the nearest forecast of each decode gate was, whether or not anything was moved for it.
 
-    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``: named that are needed.
-    ``exact_set``: both sets are equal. ``timely_recall``: of the needs that were not there for want of a prefetch, the share
-    that a prefetch had brought in time.
+    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``: named that are
+    needed. ``exact_set``: both sets are equal. ``timely_recall``: of the needs that were not there for want of a
+    prefetch, the share that a prefetch had brought in time.
     """
     names = ("top1", "recall_at_issued", "precision", "exact_set", "timely_recall")
     workload = run.workload
@@ -246,13 +246,15 @@ def _quality(lookups: pl.DataFrame, precisions: Sequence[str]) -> dict[str, floa
     if not total or not mass:
         return dict.fromkeys(("low_share", "skip_share", "low_mass", "skip_mass"))
     return {"low_share": len(low) / total, "skip_share": len(skipped) / total,
-            "low_mass": float(low["weight"].sum()) / mass, "skip_mass": float(skipped["weight"].sum()) / mass}  # fmt: skip
+            "low_mass": float(low["weight"].sum()) / mass,
+            "skip_mass": float(skipped["weight"].sum()) / mass}  # fmt: skip
 
 
 def _contracts(run: Run) -> dict[str, Any]:
     loader, cache, selector = run.controller.loader, run.controller.cache, run.controller.selector
     contracts: dict[str, Any] = {
-        **{name: getattr(loader, name) for name in ("replay_unit", "slot_claim", "wait", "retention", "in_flight", "depth",
+        **{name: getattr(loader, name) for name in ("replay_unit", "slot_claim", "wait", "retention", "in_flight",
+        "depth",
                                                     "queue", "promote", "cancel_stale", "demand_first", "destination",
                                                     "prefetch_budget", "low_for_high")},
         "batching": run.workload.batching,
@@ -276,12 +278,13 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     latency = (sequences["end_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     asked, found = _hits_by_sequence(run, frames)
+    prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals({
         "decode_tokens_per_s": (tokens * 1e9, decode_ns),
         "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
         "ttft_s": (ttft / 1e9, one),
         "latency_s": (latency / 1e9, one),
-        "prefill_tokens_per_s": (sequences["prompt_tokens"].to_numpy() * 1e9, ttft * (sequences["prompt_tokens"] > 0).to_numpy()),
+        "prefill_tokens_per_s": (prompts * 1e9, ttft * (prompts > 0)),
         "hit_ratio": (found, asked),
     }, run.seed)  # fmt: skip
 
@@ -290,8 +293,8 @@ def _hits_by_sequence(run: Run, frames: Frames) -> tuple[Floats, Floats]:
     """Decode lookups that were not skipped, and those found resident, by sequence (a batch's count for its first)."""
     first = {step.index: step.sequences[0] for step in run.workload.steps if step.decode}
     owner = pl.DataFrame({"step": list(first), "sequence": list(first.values())}, schema_overrides={"step": pl.Int64})
-    per_step = (frames.lookups.filter(pl.col("outcome") != "skip").group_by("step")
-                .agg(asked=pl.len(), found=pl.col("outcome").is_in(FOUND_RESIDENT).sum()).join(owner, on="step"))  # fmt: skip
+    kept = frames.lookups.filter(pl.col("outcome") != "skip").group_by("step")
+    per_step = kept.agg(asked=pl.len(), found=pl.col("outcome").is_in(FOUND_RESIDENT).sum()).join(owner, on="step")
     totals = per_step.group_by("sequence").agg(pl.col("asked").sum(), pl.col("found").sum())
     joined = (
         frames.sequences.select("sequence").join(totals, on="sequence", how="left", maintain_order="left").fill_null(0)

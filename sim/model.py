@@ -87,7 +87,7 @@ class Model:
         ours, theirs = (self.sites, self.experts, self.top_k), (shape.sites, shape.experts, shape.top_k)
         if ours != theirs:
             raise ValueError(
-                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model {self.name} has {_shape(ours)}; "
+                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model {self.name} {_shape(ours)}; "
                 f"choose a model of that shape, or override model.sites, model.experts and model.top_k"
             )
         if self.gates_of is not None:
@@ -98,9 +98,10 @@ class Model:
                 )
         elif (self.hidden, self.expert_intermediate) != (shape.hidden, shape.expert_intermediate):
             raise ValueError(
-                f"trace {trace_name} comes from {shape.name} with experts of {shape.hidden} x {shape.expert_intermediate}, "
-                f"model {self.name} has {self.hidden} x {self.expert_intermediate}; to replay the gates of one model with "
-                f"the sizes of another say so: model.gates_of={shape.name} model.sizes_of={self.name}"
+                f"trace {trace_name} comes from {shape.name}, whose experts are {shape.hidden} x "
+                f"{shape.expert_intermediate}; those of model {self.name} are {self.hidden} x "
+                f"{self.expert_intermediate}; to replay the gates of one model with the sizes of another say so: "
+                f"model.gates_of={shape.name} model.sizes_of={self.name}"
             )
 
 

@@ -85,5 +85,5 @@ def answer(summary: Summary) -> str:
     share = summary["budget"]["resident_share"]
     label = summary["trace"]["gates"]
     note = f" [{label}]" if "TRANSPLANTED" in label else ""
-    return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} on {summary['hardware']}; "
-            f"it waits {waiting:.0%} of the time{because}{gap}.{note}")  # fmt: skip
+    return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} "
+            f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{gap}.{note}")  # fmt: skip

@@ -11,9 +11,9 @@ class Record:
 
     By gate: ``gate_ns``, ``end_ns`` (the site's last computation). By need, in order of lookup: ``lookup_ns``,
     ``ready_ns`` (when its expert was there). By transfer number: ``start_ns`` (service, -1 if it never began) and
-    ``service_end_ns`` (-1 if it had not ended). By controller call: ``call_ns``. By idle interval of the compute stream:
-    ``idle_start_ns``, ``idle_end_ns``, ``idle_cause`` (the number of the transfer whose end closed it). By step:
-    ``step_start_ns``, ``step_end_ns``.
+    ``service_end_ns`` (-1 if it had not ended). By controller call: ``call_ns``. By idle interval of the compute
+    stream: ``idle_start_ns``, ``idle_end_ns``, ``idle_cause`` (the number of the transfer whose end closed it). By
+    step: ``step_start_ns``, ``step_end_ns``.
     """
 
     gate_ns: list[int] = field(default_factory=list)

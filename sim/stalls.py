@@ -19,8 +19,8 @@ Ns = NDArray[np.int64]
 def split_stalls(record: Record, prefetch: Sequence[bool], queued_ns: Sequence[int]) -> dict[str, Ns]:
     """Each idle interval of ``record`` split into parts, [I] each, in ns; they sum to the intervals' lengths.
 
-    ``prefetch`` and ``queued_ns`` are by transfer number. Raise RuntimeError if an interval is not closed by the end of its
-    transfer or begins before that transfer was queued: there is no residual.
+    ``prefetch`` and ``queued_ns`` are by transfer number. Raise RuntimeError if an interval is not closed by the end
+    of its transfer or begins before that transfer was queued: there is no residual.
     """
     idle_start, idle_end = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
     cause = np.array(record.idle_cause, np.int64)

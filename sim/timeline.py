@@ -1,4 +1,4 @@
-"""A run as Chrome trace events: one track a link, one for the compute stream, arrows from need to transfer to computation.
+"""A run as Chrome trace events: a track for each link and the compute stream, arrows from need to computation.
 
 Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseconds there.
 """

@@ -48,8 +48,8 @@ class Workload:
     """The gates of a run over ``trace``.
 
     ``split`` picks the sequences (``all``: every one). ``batching``: ``recorded`` keeps the trace's steps,
-    ``sequential`` runs one sequence after another, in the order of their numbers. ``lookahead`` sites are forecast with ``norm``
-    (``raw`` or ``renormed``). ``exclude`` drops sequences by a flag of the trace's header.
+    ``sequential`` runs one sequence after another, in the order of their numbers. ``lookahead`` sites are forecast
+    with ``norm`` (``raw`` or ``renormed``). ``exclude`` drops sequences by a flag of the trace's header.
 
     Raise ValueError for a choice that the trace cannot serve.
     """
@@ -232,8 +232,10 @@ class RoutedChoice:
 class StepGate:
     """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
 
-    __slots__ = ("_forecast_unions", "_forecasts", "_needs", "_one", "_step", "_tokens", "_union", "needs", "routes", "site", "step", "tick",
-                 "token", "tokens", "workload")  # fmt: skip
+    __slots__ = (
+        "_forecast_unions", "_forecasts", "_needs", "_one", "_step", "_tokens", "_union",
+        "needs", "routes", "site", "step", "tick", "token", "tokens", "workload",
+    )  # fmt: skip
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

@@ -51,8 +51,8 @@ class ScoreThreshold:
             self.quantiles = None
         elif low_above is not None or skip_above is not None:
             raise ValueError(
-                f"give both precision.low_above and precision.skip_above, got {low_above} and {skip_above}; or neither, "
-                f"to take them from precision.quantiles of the trace's fit split"
+                f"give both precision.low_above and precision.skip_above, got {low_above} and {skip_above}; or "
+                f"neither, to take them from precision.quantiles of the trace's fit split"
             )
         elif quantiles is None or len(quantiles) != 2 or not 0 <= quantiles[0] <= quantiles[1] <= 1:
             raise ValueError(
