@@ -306,11 +306,26 @@ def npy(shape: str, descr: str = "'|u1'") -> bytes:
         (npy("(-6, -3, 2)"), "numpy reads without pickle"),
         (npy("(6, 3, 2)", "'|O'"), "must be uint8"),
         (npy("(6, 3, 2)", "__import__('os')"), "numpy reads without pickle"),
+        (npy("(6, (3, 2"), "numpy reads without pickle"),
+        (npy("(6L, 3, 2)"), "numpy reads without pickle"),
         (b"", "numpy reads without pickle"),
         (b"\x93NUMPY\x03\x00" + b"\0" * 200, "version (3, 0) holds no plain numbers"),
         (b"\x80\x04N.", "numpy reads without pickle"),
     ],
-    ids=["bomb", "expression", "huge", "short", "negative", "object", "code", "empty", "version", "pickle"],
+    ids=[
+        "bomb",
+        "expression",
+        "huge",
+        "short",
+        "negative",
+        "object",
+        "code",
+        "open",
+        "python2",
+        "empty",
+        "version",
+        "pickle",
+    ],
 )
 def test_an_array_is_judged_by_its_header_before_it_is_read(tmp_path, content, rule):
     source = write(tmp_path)
