@@ -1,0 +1,396 @@
+"""Every policy under ``conf/`` keeps its contract (sim/policies/base.py). Policies are found by file name.
+
+A new policy is one class and one yaml: the file makes it appear here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from sim.build import ROOT
+from sim.synthesis import ModelShape, synthesize
+from sim.types import SKIP, Cause, Geometry, Outcome, Place
+from sim.workload import StepGate, Workload
+
+CONF = ROOT / "conf"
+GROUPS = ("cache", "predictor", "precision", "placement")
+GIVEN = {"low_above": 0.3, "skip_above": 0.7}
+"""Values for what an option file leaves open (???)."""
+GEOMETRY = Geometry(3, 5, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 3 * 5 * 8 // 2)
+Make = Callable[[], Any]
+
+
+def discover(conf: Path, group: str) -> dict[str, Make]:
+    """By file name: a maker of fresh policies."""
+    return {path.stem: lambda path=path: make(conf, group, path.stem) for path in sorted((conf / group).glob("*.yaml"))}
+
+
+def make(conf: Path, group: str, name: str) -> Any:
+    policy = instantiate(composed(conf, group, name), _convert_="all")
+    if getattr(policy, "quantiles", None) is not None:
+        policy.profile(np.linspace(0, 1, 101))
+    return policy
+
+
+@cache
+def composed(conf: Path, group: str, name: str) -> DictConfig:
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        cfg = compose(f"{group}/{name}")
+    for key in OmegaConf.missing_keys(cfg):
+        OmegaConf.update(cfg, key, GIVEN[key.rpartition(".")[2]])
+    part = cfg[group]
+    assert isinstance(part, DictConfig)
+    return part
+
+
+def each(group: str) -> pytest.MarkDecorator:
+    found = discover(CONF, group)
+    return pytest.mark.parametrize("make_policy", found.values(), ids=found.keys())
+
+
+def unchanged(policy: object, question: Callable[[], Any]) -> Any:
+    """The answer to a question that is asked twice: no asking may change the policy, and both answers are equal."""
+    before = pickle.dumps(policy)
+    answer, again = question(), question()
+    assert pickle.dumps(policy) == before, "a question changed the policy"
+    assert answer == again
+    return answer
+
+
+# ---- caches: any history that a controller could bring ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A gate: its needs with rows and wanted precisions; then so many evictions; then prefetches that arrive."""
+
+    site: int
+    experts: tuple[int, ...]
+    tokens: tuple[int, ...]
+    wanted: tuple[int, ...]
+    evictions: int
+    prefetches: tuple[int, ...]
+    masked: frozenset[int]
+    new_sequence: bool
+
+
+KEYS = st.integers(0, GEOMETRY.num_keys - 1).filter(lambda key: GEOMETRY.expert_of(key) < GEOMETRY.experts)
+
+
+@st.composite
+def visits(draw: st.DrawFn) -> Visit:
+    experts = draw(st.lists(st.integers(0, GEOMETRY.experts - 1), min_size=1, max_size=4, unique=True))
+    small = st.integers(1, 3)
+    return Visit(
+        site=draw(st.integers(0, GEOMETRY.sites - 1)),
+        experts=tuple(experts),
+        tokens=tuple(draw(small) for _ in experts),
+        wanted=tuple(draw(st.integers(0, 1)) for _ in experts),
+        evictions=draw(st.integers(0, 3)),
+        prefetches=tuple(draw(st.lists(KEYS, max_size=3, unique=True))),
+        masked=draw(st.frozensets(KEYS, max_size=3)),
+        new_sequence=draw(st.booleans()),
+    )
+
+
+class Life:
+    """A policy through a history, beside the plain set of what is resident."""
+
+    def __init__(self, policy: Any, history: Sequence[Visit]) -> None:
+        self.policy = policy
+        self.requests = [
+            [GEOMETRY.key(p, visit.site, e) for e, p in zip(visit.experts, visit.wanted, strict=True)]
+            for visit in history
+        ]
+        if hasattr(policy, "foresee"):
+            policy.foresee(self.requests)
+        plan = policy.pools(GEOMETRY)
+        self.pool_of, self.pools = plan.pool_of, range(len(plan.capacity_bytes))
+        self.resident: set[int] = set()
+        self.blocked = bytearray(GEOMETRY.num_keys)
+        for key in plan.initial:
+            self._insert(key, Cause.INITIAL)
+
+    def _insert(self, key: int, cause: Cause) -> None:
+        self.resident.add(key)
+        assert self.policy.on_insert(key, cause) is None
+
+    def victims(self, pool: int) -> list[int]:
+        return list(self.policy.victims(pool, 0, self.blocked))
+
+    def live(self, tick: int, visit: Visit) -> None:
+        """As a controller would: pin, ask for, evict what is not blocked, load."""
+        if visit.new_sequence:
+            self.policy.on_sequence(tick, True)
+        keys = self.requests[tick]
+        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
+        gate = SimpleNamespace(tick=tick, step=tick, site=visit.site, token=tick + 1,
+                               needs=visit.experts, tokens=visit.tokens)  # fmt: skip
+        missed = [key for key in keys if key not in self.resident]
+        outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
+        assert self.policy.on_requests(keys, visit.wanted, outcomes, gate) is None
+        for _ in range(visit.evictions):
+            victim = next(
+                (key for pool in self.pools for key in self.policy.victims(pool, keys[0], self.blocked)), None
+            )
+            if victim is not None:
+                self.resident.remove(victim)
+                assert self.policy.on_evict(victim) is None
+        for key in missed:
+            self._insert(key, Cause.DEMAND)
+        for key in visit.prefetches:
+            if key not in self.resident:
+                self._insert(key, Cause.PREFETCH)
+        if visit.new_sequence:
+            self.policy.on_sequence(tick, False)
+
+    def check(self) -> None:
+        for pool in self.pools:
+            order = unchanged(self.policy, lambda pool=pool: self.victims(pool))
+            inside = {key for key in self.resident if self.pool_of[key] == pool and not self.blocked[key]}
+            assert len(order) == len(set(order))
+            assert set(order) == inside, "victims must be a permutation of what may go"
+            self._check_laziness(pool, order)
+
+    def _check_laziness(self, pool: int, order: list[int]) -> None:
+        taken = self.policy.victims(pool, 0, self.blocked)
+        assert isinstance(taken, Iterator), "victims are answered lazily"
+        assert [key for _, key in zip(range(1), taken, strict=False)] == order[:1]
+        assert list(taken) == order[1:]
+
+
+def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
+    life, twin = Life(make_policy(), history), Life(make_policy(), history)
+    life.check()
+    for tick, visit in enumerate(history):
+        life.live(tick, visit)
+        twin.live(tick, visit)
+        life.check()
+        # The twin was never asked but for its evictions: the same history, the same order.
+        for pool in life.pools:
+            assert twin.victims(pool) == life.victims(pool), "the same history, the same order"
+    assert life.policy.admit(0, Cause.DEMAND) is True
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=st.lists(visits(), min_size=1, max_size=8))
+@each("cache")
+def test_a_cache_policy_orders_exactly_what_may_go_and_asking_changes_nothing(
+    make_policy: Make, history: list[Visit]
+) -> None:
+    cache_contract(make_policy, history)
+
+
+@each("cache")
+def test_a_cache_policy_divides_no_more_bytes_than_there_are(make_policy: Make) -> None:
+    life = Life(make_policy(), [Visit(0, (0,), (1,), (0,), 0, (), frozenset(), False)])
+    plan = make_policy_plan(make_policy)
+    assert sum(plan.capacity_bytes) <= GEOMETRY.capacity_bytes
+    assert len(plan.pool_of) == GEOMETRY.num_keys
+    assert set(plan.pool_of) <= set(life.pools)
+    for pool, capacity in enumerate(plan.capacity_bytes):
+        held = [key for key in plan.initial if plan.pool_of[key] == pool]
+        assert sum(GEOMETRY.variant_bytes[GEOMETRY.precision_of(key)] for key in held) <= capacity
+    assert len(set(plan.initial)) == len(plan.initial)
+
+
+def make_policy_plan(make_policy: Make) -> Any:
+    policy = make_policy()
+    if hasattr(policy, "foresee"):
+        policy.foresee([[0]])
+    return policy.pools(GEOMETRY)
+
+
+# ---- selectors -------------------------------------------------------------------------------------------------------
+
+
+SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(scores=st.lists(SCORES, max_size=6), resident=st.frozensets(st.tuples(st.integers(0, 1), st.integers(0, 5))))
+@each("precision")
+def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
+    make_policy: Make, scores: list[float], resident: frozenset[tuple[int, int]]
+) -> None:
+    selector = make_policy()
+    choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores)
+    held = SimpleNamespace(has=lambda precision, site, expert: site == 1 and (precision, expert) in resident)
+    answers = unchanged(selector, lambda: list(selector.select(choice, held)))
+    permitted = [unchanged(selector, lambda score=score: selector.permitted(score)) for score in scores]
+    assert len(answers) == len(scores)
+    for answer, allowed in zip(answers, permitted, strict=True):
+        assert answer in allowed
+        assert set(allowed) <= {SKIP, *range(len(selector.precisions))}
+    if selector.constant is not None:
+        assert set(answers) <= {selector.constant}
+        assert set(permitted) <= {(selector.constant,)}
+
+
+# ---- predictors and placements ---------------------------------------------------------------------------------------
+
+
+def _gates() -> list[StepGate]:
+    """One at each site of a prefill and of some decode steps, of a trace with forecasts for three sites ahead."""
+    shape = ModelShape("small", "none", 5, 6, 2, 64, 64)
+    trace = synthesize(shape, tokens=4, sequences=2, prompt_tokens=3, lookahead=3, lookahead_accuracy=0.5)
+    workload = Workload(trace, split="all", batching="sequential", lookahead=3)
+    gates = []
+    for step in workload.steps[:4]:
+        for site in range(5):
+            gate = workload.gate()
+            gate.open(step)
+            for before in range(site + 1):
+                gate.visit(before)
+            gates.append(gate)
+    return gates
+
+
+@each("predictor")
+def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(make_policy: Make) -> None:
+    predictor = make_policy()
+    named = 0
+    for gate in _gates():
+        # The choices are read one at a time: a supplier may use one object again and again.
+        forecasts = unchanged(
+            predictor,
+            lambda gate=gate: [
+                (c.site, list(c.needs), list(c.scores), list(c.tokens)) for c in predictor.predict(gate)
+            ],
+        )
+        sites = [site for site, *_ in forecasts]
+        assert all(a < b for a, b in pairwise([gate.site, *sites]))
+        assert all(site < 5 and site - gate.site <= predictor.lookahead_sites for site in sites)
+        for _, needs, scores, tokens in forecasts:
+            assert 0 < len(needs) == len(set(needs)) == len(scores) == len(tokens)
+            assert set(needs) <= set(range(6))
+        assert isinstance(predictor.predict(gate), Iterator)
+        assert [c.site for c, _ in zip(predictor.predict(gate), range(1), strict=False)] == sites[:1]
+        assert predictor.observe(gate) is None
+        named += len(forecasts)
+    assert bool(named) == bool(predictor.lookahead_sites)
+
+
+@each("placement")
+def test_a_placement_answers_once_for_every_key(make_policy: Make) -> None:
+    placement = make_policy()
+    held, queued = SimpleNamespace(has=lambda *key: False), SimpleNamespace(bytes_ahead=lambda link: 0)
+    for gate in _gates():
+        keys = [GEOMETRY.key(0, 0, expert) for expert in gate.needs]
+        answers = unchanged(placement, lambda gate=gate, keys=keys: list(placement.place(gate, keys, held, queued)))
+        assert len(answers) == len(keys)
+        assert set(answers) <= set(Place)
+        assert placement.constant is None or set(answers) == {placement.constant}
+
+
+# ---- a new policy ----------------------------------------------------------------------------------------------------
+
+
+MOST_RECENT = '''
+from sim.policies.caches import LRU
+
+
+class MostRecent(LRU):
+    """Most recently requested first."""
+
+    def victims(self, pool, incoming, blocked):
+        return iter(list(super().victims(pool, incoming, blocked))[::-1])
+
+
+class Forgetful(LRU):
+    """Forgets whom it names."""
+
+    def victims(self, pool, incoming, blocked):
+        for key in list(super().victims(pool, incoming, blocked)):
+            self.on_evict(key)
+            yield key
+
+
+class Blind(LRU):
+    """Names what may not go."""
+
+    def victims(self, pool, incoming, blocked):
+        return super().victims(pool, incoming, bytearray(len(blocked)))
+
+
+class Eager(LRU):
+    """Answers with a list."""
+
+    def victims(self, pool, incoming, blocked):
+        return list(super().victims(pool, incoming, blocked))
+
+
+class Changeable(LRU):
+    """No two objects agree."""
+
+    born = 0
+
+    def __init__(self):
+        super().__init__()
+        Changeable.born += 1
+        self.mine = Changeable.born
+
+    def victims(self, pool, incoming, blocked):
+        return iter(sorted(super().victims(pool, incoming, blocked), reverse=bool(self.mine % 2)))
+'''
+HISTORY = [
+    Visit(0, (1, 2), (1, 1), (0, 0), 1, (8,), frozenset({3}), True),
+    Visit(1, (3, 4), (2, 1), (0, 0), 2, (), frozenset(), False),
+]
+
+
+def test_a_new_policy_is_one_class_and_one_yaml_and_is_found_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = _conf_with(tmp_path, monkeypatch, "MostRecent")
+    found = discover(conf, "cache")
+    assert list(found) == ["new"]
+    assert type(found["new"]()).__name__ == "MostRecent"
+    cache_contract(found["new"], HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Forgetful", "a question changed the policy"),
+        ("Blind", "permutation"),
+        ("Eager", "lazily"),
+        ("Changeable", "the same history"),
+    ],
+)
+def test_a_policy_that_breaks_its_contract_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    conf = _conf_with(tmp_path, monkeypatch, name)
+    with pytest.raises(AssertionError, match=why):
+        cache_contract(discover(conf, "cache")["new"], HISTORY)
+
+
+def _conf_with(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
+    # A module of its own for every folder: python keeps modules by name.
+    module = f"new_policy_{name.lower()}"
+    (folder / f"{module}.py").write_text(MOST_RECENT, encoding="utf-8")
+    (folder / "conf" / "cache").mkdir(parents=True)
+    (folder / "conf" / "cache" / "new.yaml").write_text(f"_target_: {module}.{name}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    return folder / "conf"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_files_of_every_group_are_found(group: str) -> None:
+    assert len(discover(CONF, group)) == len(list((CONF / group).iterdir())) >= 1
