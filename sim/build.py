@@ -26,6 +26,7 @@ from sim.workload import Workload
 ROOT = Path(__file__).parents[1]
 """The project's folder: relative paths that do not exist below the working directory are looked up here."""
 
+OUTPUTS = ("all", "summary")
 PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "precision", "placement", "loader")
 
 
@@ -55,6 +56,11 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     if missing := OmegaConf.missing_keys(cfg):
         raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
     OmegaConf.resolve(cfg)
+    if cfg.outputs not in OUTPUTS:
+        raise ValueError(f"unknown outputs={cfg.outputs}; allowed: {', '.join(OUTPUTS)}")
+    if cfg.timeline_steps is not None:
+        require_number("timeline_steps", cfg.timeline_steps, minimum=1, whole=True)
+    require_number("seed", cfg.seed, whole=True)
     part = {name: _part(cfg, name) for name in PARTS}
     model, hardware, choice = part["model"], part["hardware"], part["trace"]
     predictor, cache, selector = part["predictor"], part["cache"], part["precision"]
