@@ -100,7 +100,6 @@ class Controller:
         self.lookup_wanted: list[int] = []
         self.events: list[int] = []
         self._never_issued = [0] * len(PrefetchOutcome)
-        self.num_prefetches_queued = 0
 
     @property
     def num_issued(self) -> int:
@@ -189,6 +188,10 @@ class Controller:
         """The run is over: settle the prefetches that nothing will settle any more."""
         left = (t for t in self._prefetches if t.prefetch and not t.cancelled)
         self._never_issued[CANCELLED] += sum(1 for _ in left)
+
+    @property
+    def num_prefetches_queued(self) -> int:
+        return self.events[1::4].count(QUEUE_PREFETCH)
 
     @property
     def prefetch_counts(self) -> list[int]:
@@ -355,15 +358,16 @@ class Controller:
 
     def _forecast(self, gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
-        state, pinned, blocked, masks = self.state, self.pinned, self.blocked, self._masks
+        state, blocked, masks = self.state, self.blocked, self._masks
         replace, left = self._replaces, self._budget
         for choice in self.predictor.predict(gate):
             if replace:
                 self._cancel(tuple(self._prefetches), ())
                 replace = False
             site = choice.site
-            for key in masks[site]:
-                blocked[key] = pinned[key]
+            if masks[site]:
+                for key in masks[site]:
+                    blocked[key] = self.pinned[key]
             if self._plain:
                 row = self._rows[0][site]
                 keys = [row[expert] for expert in choice.needs]
@@ -378,17 +382,13 @@ class Controller:
                     missing = True
                     if found == ABSENT and left:
                         left -= 1
-                        self._queue_prefetch(key, site)
+                        state[key] = QUEUED
+                        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], self.calls)
+                        self._prefetches.append(transfer)
+                        self._prefetches_of[site].append(transfer)
+                        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
             if left == 0 or (missing and self._stops_at_missing):
                 return
-
-    def _queue_prefetch(self, key: int, site: int) -> None:
-        self.state[key] = QUEUED
-        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], self.calls)
-        self._prefetches.append(transfer)
-        self._prefetches_of[site].append(transfer)
-        self.num_prefetches_queued += 1
-        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant

@@ -12,6 +12,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import simpy
 
 from sim.controller import Controller
@@ -103,7 +104,10 @@ class Engine:
         self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
         self._release_is_set = False
         self._free_ns = 0  # when the compute stream is through with what it was given
-        self._first_row = 0
+        self._row = 0  # lookups so far
+        self._first_rows: list[int] = []  # by gate
+        self._later_lookups: list[tuple[int, int, int]] = []  # waves: rows from .. to were looked up at
+        self._arrivals: list[tuple[int, int]] = []  # row, when its expert arrived
         self._begin_step(0, 0)
 
     # ---- steps and sequences
@@ -117,6 +121,7 @@ class Engine:
             self.record.call_ns.append(now)
             self._fill_link(now)
         self._gate.open(step)
+        self._is_simple_step = self._is_simple and step.rows == 1
         self._dense_ns = self.durations.dense_ns(step)
         self._site = 0
         self._gate_alarm.set(self._free_ns + self._dense_ns[0] - now, GATE)
@@ -156,6 +161,15 @@ class Engine:
         """The run is over; what is still on the link is cut."""
         record, issued = self.record, self.controller.num_issued
         record.makespan_ns = now
+        counts = np.diff([*self._first_rows, self._row])
+        lookup_ns = np.repeat(np.array(record.gate_ns, np.int64), counts)
+        for first, last, looked_up_ns in self._later_lookups:
+            lookup_ns[first:last] = looked_up_ns
+        ready_ns = lookup_ns.copy()
+        if self._arrivals:
+            rows, times = zip(*self._arrivals, strict=True)
+            ready_ns[list(rows)] = times
+        record.lookup_ns, record.ready_ns = lookup_ns.tolist(), ready_ns.tolist()
         record.start_ns += [-1] * (issued - len(record.start_ns))
         record.service_end_ns += [-1] * (issued - len(record.service_end_ns))
 
@@ -167,44 +181,39 @@ class Engine:
         gate.visit(self._site)
         record.gate_ns.append(now)
         record.call_ns.append(now)
+        first = self._row
+        self._first_rows.append(first)
         outcomes, waits = controller.gate(gate)
-        self._free_ns = now
-        if waits is None and self._is_simple and self._step.rows == 1 and not controller.waiting:
+        self._row = first + len(outcomes)
+        if waits is None and self._is_simple_step and not controller.waiting:
             # The common gate: one precision, and everything is there.
-            times = [now] * len(outcomes)
-            record.lookup_ns += times
-            record.ready_ns += times
             self._free_ns = now + len(outcomes) * self._one_token_ns[0]
             if len(self._issued) < self._in_flight:
                 self._fill_link(now)
             self._end_site(now)
             return
-        self._first_row = len(record.ready_ns)
-        self._take(waits, now)
+        self._free_ns = now
+        self._take(waits, first, now)
         if len(self._issued) < self._in_flight:
             self._fill_link(now)
         if not self._awaited and not controller.waiting:
             self._end_site(now)
 
-    def _take(self, waits: dict[int, Transfer] | None, now: int) -> None:
-        """Compute what an admission found; remember what it waits for."""
-        record, admitted = self.record, self.controller.admitted
-        row = len(record.ready_ns)
-        times = [now] * len(admitted)
-        record.lookup_ns += times
-        record.ready_ns += times
+    def _take(self, waits: dict[int, Transfer] | None, row: int, now: int) -> None:
+        """Compute what an admission found (its first lookup is ``row``); remember what it waits for."""
+        admitted, awaited = self.controller.admitted, self._awaited
         if self._wait_all:
-            for index, key in enumerate(admitted):
-                if waits and key in waits:
-                    self._awaited[key] = row + index
+            for key in waits or ():
+                awaited[key] = row + admitted.index(key)
             self._groups.append(Group(admitted, set(waits or ()), row))
             self._compute_groups(now)
         else:
-            for index, key in enumerate(admitted):
+            for key in admitted:
                 if waits and key in waits:
-                    self._awaited[key] = row + index
+                    awaited[key] = row
                 elif key != SKIP:
-                    self._compute(key, row + index, now)
+                    self._compute(key, row, now)
+                row += 1
         if self._releases:
             self._set_release()
 
@@ -221,7 +230,7 @@ class Engine:
         if self._step.rows == 1:
             duration = self._one_token_ns[precision]
         else:
-            duration = self.durations.expert_ns(precision, self._gate.tokens[row - self._first_row])
+            duration = self.durations.expert_ns(precision, self._gate.tokens[row - self._first_rows[-1]])
         start = self._free_ns if self._free_ns > ready_ns else ready_ns
         self._free_ns = start + duration
         if self.controller.waiting:
@@ -237,10 +246,13 @@ class Engine:
         self._release_is_set = False
         _, key = self._releases.popleft()
         self.record.call_ns.append(now)
-        _, waits = self.controller.need_done(key)
+        outcomes, waits = self.controller.need_done(key)
         if not self.controller.waiting:
             self._releases.clear()
-        self._take(waits, now)
+        row = self._row
+        self._row += len(outcomes)
+        self._later_lookups.append((row, self._row, now))
+        self._take(waits, row, now)
         self._fill_link(now)
         if not self._awaited and not self.controller.waiting:
             self._end_site(now)
@@ -281,7 +293,7 @@ class Engine:
         """A need's expert is there."""
         record = self.record
         row = self._awaited.pop(key)
-        record.ready_ns[row] = now
+        self._arrivals.append((row, now))
         if self._wait_all:
             for group in self._groups:
                 group.awaited.discard(key)

@@ -61,13 +61,19 @@ class Slots:
         if free >= 0:
             self.free_bytes[pool] = free
             return ()
-        key_bytes = self.key_bytes
+        victim = next(self.cache.victims(pool, key, self.blocked), -1)
+        if victim >= 0 and free + self.key_bytes[victim] >= 0:
+            self.free_bytes[pool] = free + self.key_bytes[victim]
+            return (victim,)
+        return self._claim_several(pool, key, free, demand)
+
+    def _claim_several(self, pool: int, key: int, free: int, demand: bool) -> Sequence[int] | None:
         taken: list[int] = []
         for blocked in (self.blocked, self.pinned) if demand else (self.blocked,):
             for victim in self.cache.victims(pool, key, blocked):
                 if victim not in taken:
                     taken.append(victim)
-                    free += key_bytes[victim]
+                    free += self.key_bytes[victim]
                     if free >= 0:
                         self.free_bytes[pool] = free
                         return taken

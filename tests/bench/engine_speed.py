@@ -78,7 +78,7 @@ def main() -> None:
     table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio)" for name in caches), "goal (LRU)")
     results = {}
     for name in TIMES:
-        trace = synthesize(PRESETS[name], tokens=TOKENS)
+        trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
         runs: dict[str, list[float]] = {cache: [] for cache in caches}
         base = []
         for _ in range(repeats):
