@@ -1,0 +1,131 @@
+"""Sizes of models against published totals and against paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from sim.build import ROOT
+from sim.model import Model
+from sim.trace_header import ModelShape
+
+GIB = 1 << 30
+
+
+def conf(name: str) -> Model:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
+
+
+def small(**changes: Any) -> Model:
+    values: dict[str, Any] = {
+        "name": "small", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8, "expert_intermediate": 16, "heads": 2,
+        "kv_heads": 1, "head_dim": 4, "vocab": 10, "source": "paper",
+    }  # fmt: skip
+    return Model(**(values | changes))
+
+
+def total_params(model: Model) -> int:
+    return model.dense_bytes // 2 + model.sites * model.experts * model.expert_params
+
+
+def test_a_mixtral_expert_has_352_321_536_bytes_at_16_bits() -> None:
+    """3 x 4096 x 14336 x 2 B; a quarter of it at 4 bits, an eighth at 2."""
+    mixtral = conf("mixtral_8x7b")
+    assert mixtral.expert_bytes("fp16") == mixtral.expert_bytes("bf16") == 352_321_536
+    assert mixtral.expert_bytes("int8") == 176_160_768
+    assert mixtral.expert_bytes("int4") == 88_080_384
+    assert mixtral.expert_bytes("int2") == 44_040_192
+
+
+def test_mixtral_takes_87_gib_of_which_its_experts_take_84() -> None:
+    mixtral = conf("mixtral_8x7b")
+    experts = mixtral.sites * mixtral.experts * mixtral.expert_bytes("fp16")
+    assert experts == 84 * GIB
+    assert round((experts + mixtral.dense_bytes) / GIB) == 87
+
+
+@pytest.mark.parametrize(("name", "billions"), [("mixtral_8x7b", 46.7), ("qwen3_30b_a3b", 30.5), ("gpt_oss_20b", 20.9)])
+def test_parameters_add_up_to_the_published_total(name: str, billions: float) -> None:
+    """46.7 B (arXiv:2401.04088), 30.5 B and 20.9 B (model cards); 0.2 % for biases and per-head norms left out."""
+    assert total_params(conf(name)) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_mixtral_keeps_131_072_bytes_of_keys_and_values_a_token() -> None:
+    """32 layers x (keys and values) x 8 heads x 128 channels x 2 B."""
+    assert conf("mixtral_8x7b").kv_bytes_per_token == 131_072
+
+
+def test_a_small_model_by_hand() -> None:
+    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head and embedding 80 each; norm 8.
+
+    Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 * 8 * 16 = 384.
+    """
+    model = small()
+    assert (model.site_params, model.head_params, model.expert_params) == (240, 80, 384)
+    assert model.dense_bytes == 1776
+    assert small(tied_embeddings=True).dense_bytes == 1616
+    assert small(dense_bits=8.0).dense_bytes == 888
+    assert model.expert_bytes("fp16") == 768
+    assert small(expert_matrices=2).expert_bytes("fp16") == 512
+    assert model.kv_bytes_per_token == 3 * 2 * 1 * 4 * 2
+
+
+def test_an_odd_number_of_bits_takes_whole_bytes() -> None:
+    """3 * 1 * 1 parameters of 2 bits: 6 bits, 1 B; of 4 bits: 2 B."""
+    tiny = small(hidden=1, expert_intermediate=1)
+    assert (tiny.expert_bytes("int2"), tiny.expert_bytes("int4"), tiny.expert_bytes("int8")) == (1, 2, 3)
+
+
+def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; known: fp16, bf16, int8, int4, int2"):
+        small().expert_bytes("fp8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sites": 0}, r"model\.sites=0 must be a whole number >= 1"),
+        ({"hidden": 8.0}, r"model\.hidden=8\.0 must be a whole number"),
+        ({"top_k": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
+        ({"gates_of": "a"}, "give both gates_of and sizes_of"),
+        ({"sizes_of": "b"}, "give both gates_of and sizes_of"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+
+
+def shape(**changes: Any) -> ModelShape:
+    values: dict[str, Any] = {
+        "name": "small", "architecture": "none", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8,
+        "expert_intermediate": 16,
+    }  # fmt: skip
+    return ModelShape(**(values | changes))
+
+
+def test_a_trace_of_the_models_own_gates_is_taken() -> None:
+    small().check_trace(shape(name="another name"), "t")
+    assert small().transplant is None
+
+
+@pytest.mark.parametrize("changes", [{"sites": 4}, {"experts": 8}, {"top_k": 1}])
+def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str, int]) -> None:
+    theirs = {"sites": 3, "experts": 4, "top_k": 2} | changes
+    named = f"{theirs['sites']} x {theirs['experts']} top-{theirs['top_k']}"
+    with pytest.raises(ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2.*choose"):
+        small().check_trace(shape(**changes), "t")
+
+
+def test_a_transplant_must_be_declared_and_says_what_it_is() -> None:
+    with pytest.raises(ValueError, match=r"model\.gates_of=tiny model\.sizes_of=small"):
+        small().check_trace(shape(name="tiny", hidden=4), "t")
+    declared = small(gates_of="tiny", sizes_of="small")
+    declared.check_trace(shape(name="tiny", hidden=4), "t")
+    assert declared.transplant == "TRANSPLANTED: gates of tiny, sizes of small"
+    with pytest.raises(ValueError, match="takes its gates from tiny, but trace t was captured from other"):
+        declared.check_trace(shape(name="other"), "t")
