@@ -92,7 +92,7 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
             summary = cells[system, share].summary
             low, high = summary["ci95"]["decode_tokens_per_s"]
             ratio, ratio_low, ratio_high = _speedup(cells, system, share)
-            mark = "~" if ratio_low <= 1 <= ratio_high else ""
+            mark = "~" if ratio_low <= 1 <= ratio_high and system != BASELINE else ""
             row.append(f"{summary['decode_tokens_per_s']:.2f}  {ratio:.2f}x{mark}\n[{low:.2f}, {high:.2f}]")
         table.add_row(system, *row)
     return table

@@ -24,6 +24,7 @@ def trace_events(frames: Frames, wait_all: bool, steps: int | None) -> dict[str,
     starts: dict[tuple[int, int], int] = {}
     events = [*_tracks(frames.link_name)]
     events += _compute(frames, wait_all, shown, starts)
+    events += _stalls(frames, until_ns)
     events += _transfers(frames, until_ns, starts)
     return {
         "displayTimeUnit": "ms",
@@ -79,6 +80,18 @@ def _computed(frames: Frames, rows: list[Event], gate_ns: int, wait_all: bool) -
         start = max(free, ready)
         free = start + frames.durations.expert_ns(row["key"] // plane, row["tokens"])
         yield row, start, free
+
+
+def _stalls(frames: Frames, until_ns: int) -> Iterator[Event]:
+    """Idle intervals, named for their largest part: an arrow that starts where nothing is computed starts here."""
+    record = frames.record
+    for index, (start, end) in enumerate(zip(record.idle_start_ns, record.idle_end_ns, strict=True)):
+        if start >= until_ns:
+            return
+        parts = {part: int(ns[index]) for part, ns in frames.stalls.items() if ns[index]}
+        name = max(parts, key=lambda part: parts[part])
+        yield _slice(COMPUTE_TRACK, f"stall: {name}", start, end, transfer=record.idle_cause[index],
+                     **{f"{part}_us": ns / 1e3 for part, ns in parts.items()})  # fmt: skip
 
 
 def _transfers(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
