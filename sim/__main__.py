@@ -18,14 +18,16 @@ from sim.outputs import print_summary, write_outputs
 CONF = str(Path(__file__).parents[1] / "conf")
 
 
+MECHANISMS = ("predictor", "cache", "precision", "placement", "loader")
+
+
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
     """One run. Exit code 2, one line and nothing written for a configuration that cannot run."""
     started = time.perf_counter()
     output_dir = Path(cfg.output_dir)
     try:
-        system = HydraConfig.get().runtime.choices["system"] or "custom"
-        run = build(cfg, str(system))
+        run = build(cfg, _system_name())
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if output_dir.is_dir() and not any(output_dir.iterdir()):
@@ -39,6 +41,13 @@ def main(cfg: DictConfig) -> None:
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)
+
+
+def _system_name() -> str:
+    """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit precision=fp16``."""
+    chosen = HydraConfig.get()
+    swapped = [word for word in chosen.overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in MECHANISMS]
+    return " ".join([str(chosen.runtime.choices["system"] or "custom"), *swapped])
 
 
 if __name__ == "__main__":

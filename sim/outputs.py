@@ -47,9 +47,8 @@ def _write_json(path: Path, content: Summary, indent: int | None = None) -> None
 
 def print_summary(summary: Summary, console: Console) -> None:
     """The table, the transplant label where there is one, and the sentence."""
-    label = summary["trace"]["gates"]
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
-    table = Table("metric", "value", "95 % interval", title=title, caption=label if "TRANSPLANTED" in label else None)
+    table = Table("metric", "value", "95 % interval", title=title, caption=_label(summary))
     ci = summary["ci95"]
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
@@ -71,6 +70,13 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(answer(summary), soft_wrap=True)
 
 
+def _label(summary: Summary) -> str | None:
+    """What a reader must know of the gates: transplanted, synthetic, or nothing."""
+    trace = summary["trace"]
+    labels = [trace["gates"]] if "TRANSPLANTED" in trace["gates"] else []
+    return "; ".join(labels + ["SYNTHETIC gates"] * (trace["source"] == "synthetic")) or None
+
+
 def answer(summary: Summary) -> str:
     """The run in one sentence."""
     rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
@@ -83,7 +89,7 @@ def answer(summary: Summary) -> str:
     because = f", mostly {main.replace('_', ' ')}" if main else ""
     gap = "" if summary["gap"] is None else f"; no system can be more than {1 + summary['gap']:.2f}x as fast"
     share = summary["budget"]["resident_share"]
-    label = summary["trace"]["gates"]
-    note = f" [{label}]" if "TRANSPLANTED" in label else ""
+    label = _label(summary)
+    note = f" [{label}]" if label else ""
     return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} "
             f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{gap}.{note}")  # fmt: skip

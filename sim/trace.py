@@ -2,9 +2,9 @@
 
 A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a set of numpy arrays
 over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a row is a site x token-row, ordered by
-site, then step and row in the step) and other files that the header lists. Wide columns (logits, lookahead, norms,
-activation shares) may be stored as small integers times a step that the header states; they are read only when asked
-for, and always come back as float32.
+site, then step and row in the step) and other files that the header lists. Weights and wide columns (logits,
+lookahead, norms, activation shares) may be stored as small integers times a step that the header states, and always
+come back as float32; wide columns are read only when asked for.
 
 Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
 nothing is ever evaluated. One limit: whoever forges a parquet file *and* its sha256 can make the parquet parser
@@ -66,7 +66,8 @@ class Trace:
     token.
 
     Per row and site: ``ids`` [N, S, K], -1 where the model dropped the choice or chose a null expert; ``weights`` [N,
-    S, K], as the model applied them; the order inside K is the model's own and need not be by weight.
+    S, K], as the model applied them, rounded if the header has a step for them (the smallest to 0, near-equal ones to
+    ties); the order inside K is the model's own and need not be by weight.
 
     None (or empty) when not recorded or not asked for: ``logits`` [N, S, E]; ``lookahead``, by norm (`raw`: the
     router j sites on is fed this site's gate input; `renormed`: that input with this site's norm weight exchanged for
@@ -95,6 +96,7 @@ def write_trace(
     trace: Trace,
     extra_files: Mapping[str, Content] | None = None,
     *,
+    compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
     """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every file.
@@ -102,7 +104,7 @@ def write_trace(
     ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given. The directory
     appears complete or not at all: it is built beside its destination and renamed. Raise `TraceError` if the trace is
     inconsistent or ``directory`` is not empty; fixed-point columns are rounded to the steps in the header.
-    ``compression_level`` is that of zstd, 1..22.
+    ``compression_level`` is 1..22 for zstd, 0..11 for brotli, which is slower and tighter.
     """
     target = Path(directory)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
@@ -114,7 +116,7 @@ def write_trace(
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        frame.write_parquet(building / ROUTES_FILE, compression="zstd", compression_level=compression_level)
+        frame.write_parquet(building / ROUTES_FILE, compression=compression, compression_level=compression_level)
         for path, content in (extra_files or {}).items():
             _write_extra(building, path, content)
         files = sorted(path for path in building.rglob("*") if path.is_file())
@@ -148,7 +150,7 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
             raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
     stored = _stored(header, asked)
     expected = {"site": ((pl.Int16,), 0)} | {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
-    expected |= {"ids": ((pl.Int16,), header.model.top_k), "weights": ((pl.Float32,), header.model.top_k)}
+    expected["ids"] = ((pl.Int16,), header.model.top_k)
     for name, how in stored.items():
         expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
     trace = _build(header, _load_arrays(root / ROUTES_FILE, expected), stored)
@@ -161,7 +163,7 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A wide column of the file: values per row and site, and their fixed-point step (None: float32)."""
+    """A column of floats in the file: values per row and site, and their fixed-point step (None: float32)."""
 
     width: int
     step: float | None
@@ -174,9 +176,9 @@ def _recorded(trace: Trace) -> tuple[str, ...]:
 
 
 def _stored(header: Header, columns: Collection[str]) -> dict[str, _Stored]:
-    """How the optional ``columns`` are stored, by the name of the file's column."""
+    """How the weights and the optional ``columns`` are stored, by the name of the file's column."""
     model, ahead, steps = header.model, header.lookahead, header.steps
-    stored = {}
+    stored = {"weights": _Stored(model.top_k, steps.get("weights"))}
     if "logits" in columns:
         stored["logits"] = _Stored(model.experts, steps.get("logits"))
     if "lookahead" in columns and ahead is not None:
@@ -192,7 +194,7 @@ def _frame(trace: Trace) -> pl.DataFrame:
     num_rows, num_sites = trace.ids.shape[:2]
     columns = {"site": pl.Series(np.repeat(np.arange(num_sites, dtype=np.int16), num_rows))}
     columns |= {name: pl.Series(np.tile(getattr(trace, name), num_sites)) for name in ROW_DTYPES}
-    columns |= {"ids": pl.Series(_by_site(trace.ids)), "weights": pl.Series(_by_site(trace.weights))}
+    columns["ids"] = pl.Series(_by_site(trace.ids))
     wide = {f"lookahead_{norm}": scores for norm, scores in trace.lookahead.items()}
     for name, stored in _stored(trace.header, trace.header.columns).items():
         values = _by_site(wide[name] if name in wide else getattr(trace, name))
@@ -324,7 +326,7 @@ def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[s
     return Trace(
         header=header, **rows,
         ids=by_row(loaded["ids"], model.top_k),
-        weights=by_row(loaded["weights"], model.top_k),
+        weights=by_row(wide["weights"], model.top_k),
         logits=by_row(wide["logits"], model.experts) if "logits" in wide else None,
         lookahead=ahead,
         expert_norms=by_row(wide["expert_norms"], model.top_k) if "expert_norms" in wide else None,

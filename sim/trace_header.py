@@ -22,7 +22,7 @@ NORMS = ("raw", "renormed")
 POSITIONS = ("gate_in", "attn_in", "next_attn_in")
 SITE_KINDS = ("ffn", "attn")
 COLUMNS = ("logits", "lookahead", "expert_norms", "active_shares")
-STEP_NAMES = ("logits", "expert_norms", "active_shares")
+STEP_NAMES = ("weights", "logits", "expert_norms", "active_shares")
 RECAPTURE = "capture or synthesise the trace again, or restore the file"
 _INT32_MAX = (1 << 31) - 1
 _INT16_MAX = (1 << 15) - 1
@@ -106,10 +106,10 @@ class Lookahead:
 class Header:
     """Everything about a trace but its rows.
 
-    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`logits`, `expert_norms`,
-    `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of channels below the
-    thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256 by relative path)
-    are filled when the trace is written.
+    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`, `logits`,
+    `expert_norms`, `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of
+    channels below the thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256
+    by relative path) are filled when the trace is written.
     """
 
     name: str
