@@ -60,7 +60,7 @@ def test_mixtral_keeps_131_072_bytes_of_keys_and_values_a_token() -> None:
 
 
 def test_a_small_model_by_hand() -> None:
-    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head and embedding 80 each; norm 8.
+    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head, embedding 80 each; norm 8.
 
     Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 * 8 * 16 = 384.
     """

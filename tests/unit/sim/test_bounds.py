@@ -1,0 +1,110 @@
+"""Lower bounds by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.bounds import fewest_loads, lower_bounds
+from sim.costs import FixedDurations
+from sim.policies.caches import LRU
+from sim.policies.precisions import Fixed, ScoreThreshold
+from sim.slots import Slots
+from sim.synthesis import ModelShape, synthesize
+from sim.types import Geometry
+from sim.workload import Workload
+
+
+def fewest(gates: list[list[int]], slots: int, *initial: int) -> int:
+    ticks = np.array([tick for tick, needs in enumerate(gates) for _ in needs])
+    items = np.array([item for needs in gates for item in needs])
+    return fewest_loads(ticks, items, slots, initial)
+
+
+@pytest.mark.parametrize(
+    ("gates", "slots", "initial", "loads"),
+    [
+        ([[0], [1], [0]], 0, (), 3),
+        ([[0], [1], [0]], 1, (), 2),
+        ([[0], [1], [2], [0], [1], [2]], 1, (), 5),
+        ([[0], [1], [2], [0], [1], [2]], 2, (), 4),
+        ([[0], [1], [2], [0], [1], [2]], 3, (), 3),
+        ([[0], [1], [0]], 2, (0, 1), 0),
+        ([[0], [1], [0]], 1, (0, 1), 1),
+        ([[0, 1], [0, 1]], 2, (), 2),
+        ([[0, 1, 2], [0, 1, 2]], 2, (), 4),
+        ([[0], [0]], 1, (5,), 1),
+    ],
+    ids=["nothing is kept", "0 is kept", "one of three", "two of three", "all of three", "all is there at the start",
+         "one of two is there", "a union", "a union wider than the slots", "what is there is of no use"],
+)  # fmt: skip
+def test_the_fewest_loads_on_paper(gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int) -> None:
+    """What counts is what is kept from gate to gate. 0 1 2 0 1 2: after the first 2 all three are worth keeping.
+
+    In one slot 0 (over 1 and 2) saves a load, and nothing else is saved but by keeping it: 1 and 2 end later, so 5.
+    """
+    assert fewest(gates, slots, *initial) == loads
+
+
+def workload() -> Workload:
+    """Two sites, top-2 of 4, three tokens in one sequence; at both sites 0 1, then 2 3, then 0 1; weights 3/4, 1/4."""
+    base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=3, lookahead=0)
+    ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2, [[0, 1]] * 2], np.int16)
+    weights = np.broadcast_to(np.array([0.75, 0.25], np.float32), ids.shape)
+    return Workload(replace(base, ids=ids, weights=weights), split="all")
+
+
+DURATIONS = FixedDurations((10, 20), 5, (7, 3), {8: 100, 2: 25}, (1, 1))
+"""An expert of one token: 8 at high, 4 at low precision."""
+DENSE = 3 * (10 + 20 + 5)
+
+
+def bounds(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), **cache: Any) -> Any:
+    names, bits = ("fp16", "int4")[: len(variant_bytes)], (16.0, 4.0)[: len(variant_bytes)]
+    geometry = Geometry(2, 4, 2, names, bits, variant_bytes, capacity_bytes)
+    return lower_bounds(workload(), DURATIONS, selector, Slots(geometry, LRU(**({"initial": "empty"} | cache))))
+
+
+def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -> None:
+    """12 needs of 8. Four slots: both sites' 0 and 1 can stay over the gates of 2 and 3, so 12 - 4 = 8 loads."""
+    found = bounds(Fixed("fp16"), 32)
+    assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 8, 8 * 100)
+    assert (found.belady_loads, found.why_no_belady, found.lower_ns) == (8, None, 800)
+
+
+def test_two_slots_keep_one_pair_and_three_slots_three() -> None:
+    assert bounds(Fixed("fp16"), 16).belady_loads == 10
+    assert bounds(Fixed("fp16"), 24).belady_loads == 9
+
+
+def test_what_is_there_at_the_start_need_not_be_loaded() -> None:
+    """The four slots start with site 0's experts: 0 and 1 are there at once, and stay or come back as before."""
+    warm = bounds(Fixed("fp16"), 32, initial="ascending")
+    assert warm.belady_loads == 6
+    assert warm.link_ns == 600
+
+
+def test_pools_of_their_own_bound_belady_but_not_the_link() -> None:
+    """Two slots a site: each keeps its pair, 4 + 4 loads, as the four slots together."""
+    found = bounds(Fixed("fp16"), 32, scope="site")
+    assert (found.belady_loads, found.link_ns) == (8, 800)
+
+
+def test_a_long_computation_is_the_bound_when_all_is_there() -> None:
+    found = bounds(Fixed("fp16"), 64, initial="ascending")
+    assert (found.link_ns, found.lower_ns) == (0, DENSE + 12 * 8)
+
+
+def test_a_need_that_low_precision_may_serve_is_computed_at_low_and_loads_nothing() -> None:
+    """Scores are 0 and 3/4 everywhere: the second may be low. High needs: 0 2 0 at either site, 4 loads."""
+    found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.8), 32, (8, 2))
+    assert (found.compute_ns, found.link_ns) == (DENSE + 6 * 8 + 6 * 4, 400)
+    assert (found.belady_loads, found.why_no_belady) == (None, "variants of several sizes")
+
+
+def test_a_need_that_may_be_skipped_costs_nothing() -> None:
+    found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.6), 32, (8, 2))
+    assert found.compute_ns == DENSE + 6 * 8
