@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ from capture.settings import SettingError, Settings, parse_settings
 from sim.trace import Header, ModelShape, TraceError, trace_sha256, write_trace
 
 EXPERTS_IMPLEMENTATION = "eager"
-# A trace is written once and read often: the slow, tight end of zstd.
-COMPRESSION_LEVEL = 19
+# A trace is written once and read often: slow to write, and as small as parquet gets.
+COMPRESSION: Final = "brotli"
+COMPRESSION_LEVEL = 11
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,11 +57,11 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
         ran = time.monotonic()
         computing = progress.add_task("experts", total=len(layers) if settings.sparsities else 0)
         header = _header(settings, arguments, model, layers, passages)
-        trace, files = build_trace(
-            model, layers, rows, passages, settings, header, lambda: progress.advance(computing)
-        )
+        trace, files = build_trace(model, layers, rows, passages, settings, header, lambda: progress.advance(computing))
     files["README.md"] = describe(trace, files).encode()
-    header = write_trace(settings.output_dir, trace, files, compression_level=COMPRESSION_LEVEL)
+    header = write_trace(
+        settings.output_dir, trace, files, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
+    )
     _report(console, settings.output_dir, header, ran - begun, time.monotonic() - ran)
     return header
 
@@ -173,12 +174,15 @@ def _report(console: Console, directory: Path, header: Header, run_s: float, com
     table = Table(title=f"{header.name}: {trace_sha256(header)[:12]}", show_header=False)
     decoded = sum(item.decode_tokens for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
+    routed = (prompts + decoded) * header.model.sites
     table.add_row("sequences", str(len(header.sequences)))
     table.add_row("tokens", f"{prompts} prefill + {decoded} decode, at {header.model.sites} sites")
     table.add_row("selections reproduced", f"{min(site.rule_match for site in header.sites):.4%} at the worst site")
     for key, value in header.provenance.items():
         if isinstance(value, float):
             table.add_row(key.replace("_", " "), f"{value:.5f}")
+        elif key == "rounding_reorders_weights":
+            table.add_row("need orders changed by rounded weights", f"{value} of {routed}")
     sizes = {path: (directory / path).stat().st_size for path in header.files}
     for group in sorted({path.split("/")[0] for path in sizes}):
         size = sum(size for path, size in sizes.items() if path.split("/")[0] == group)

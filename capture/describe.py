@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from fractions import Fraction
 
+from capture.record import hidden_file
 from sim.trace import Trace
 
 
@@ -35,10 +37,15 @@ def describe(trace: Trace, files: Collection[str]) -> str:
         "- `header.json`: model, sites with their fitted routing rules, sequences, steps, sha256 of every other file.",
         "- `routes.parquet`: a row is a site x token; read it with `sim.trace.read_trace`.",
     ]
+    if "logits" in header.steps:
+        lines += [f"  Logits in steps of {_step_text(header.steps['logits'])}."]
+    if "weights" in header.steps:
+        lines += [f"  Weights are not exact: rounded to steps of {_step_text(header.steps['weights'])}."]
     if header.lookahead is not None:
         ahead = header.lookahead
         lines += [
-            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites) for decode rows, in steps of {ahead.step}.",
+            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites) for decode rows, in "
+            f"{'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}.",
             "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead, `norm_scale` [S, H].",
         ]
     if header.sparsities:
@@ -47,11 +54,15 @@ def describe(trace: Trace, files: Collection[str]) -> str:
             f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of |x W_up| for sparsities of "
             f"{shares}, fitted per expert on the fit sequences.",
         ]
-    if any(path.startswith("hidden/") for path in files):
+    kept = {path for path in files if path.startswith("hidden/")}
+    if kept:
+        counts = Counter(item.split for item in header.sequences if hidden_file(item.sequence) in kept)
         lines += [
-            "- `hidden/sequence_NNN.safetensors`, decode rows of some sequences: `gate_in` int8 [T, S, H] times",
-            f"  `scale` [T, S] (relative RMS error {header.provenance['hidden_relative_rms_error']:.4f}), `position`",
-            "  [T], `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at each sparsity:",
+            f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and {counts['eval']} eval "
+            "sequences:",
+            "  `gate_in` int8 [T, S, H] times `scale` [T, S] (relative RMS error "
+            f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],",
+            "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at each sparsity:",
             "  see `capture.extras.unpack_masks`.",
         ]
     lines += ["", "## Rounding", "", "Share of selections that change when scores are rounded to their steps:", ""]
@@ -60,4 +71,16 @@ def describe(trace: Trace, files: Collection[str]) -> str:
         for key, value in sorted(header.provenance.items())
         if key.startswith("rounding_changes_") and isinstance(value, float)
     ]
+    if "weights" in header.steps:
+        lines += [
+            "",
+            "Rounding the weights changes the need order (descending weight, then id) of "
+            f"{header.provenance['rounding_reorders_weights']} of {len(trace.step) * model.sites} rows.",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _step_text(step: float) -> str:
+    """``1/28`` rather than 0.0357..., where the step is such a fraction."""
+    fraction = Fraction(step).limit_denominator(1 << 20)
+    return str(fraction) if float(fraction) == step else str(step)

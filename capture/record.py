@@ -45,9 +45,7 @@ class Rows:
     weights: Array
 
 
-def run_passages(
-    model: nn.Module, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int
-) -> Rows:
+def run_passages(model: nn.Module, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int) -> Rows:
     """Run each passage alone (batch 1): its prompt in one step, then ``decode_tokens`` steps of one token with a cache.
 
     The tokens fed in decode are the passage's own; where it has none left, the model's most likely ones. Sequences are
@@ -129,6 +127,9 @@ def build_trace(
     provenance: dict[str, Scalar] = dict(header.provenance)
     norms = shares = None
     steps = {"logits": settings.logits_step}
+    if settings.weights_step:
+        steps["weights"] = settings.weights_step
+        provenance["rounding_reorders_weights"] = _reordered(rows.ids, rows.weights, settings.weights_step)
     if extras:
         norms = _spread(decode, torch.stack([site.norms for site in extras], dim=1))
         shares = _spread(decode, torch.stack([site.shares for site in extras], dim=1))
@@ -225,9 +226,7 @@ def _spread(chosen: Array, values: torch.Tensor) -> Array:
     return spread
 
 
-def _rounding(
-    sites: Sequence[Site], rows: Rows, lookahead: dict[str, Array], settings: Settings
-) -> dict[str, Scalar]:
+def _rounding(sites: Sequence[Site], rows: Rows, lookahead: dict[str, Array], settings: Settings) -> dict[str, Scalar]:
     """Shares of selections that change when the stored scores are rounded to their steps."""
     top_k = rows.ids.shape[-1]
     rules = [site.rule or RoutingRule() for site in sites]
@@ -248,6 +247,16 @@ def _changed(rule: RoutingRule, scores: Array, step: float, top_k: int) -> Array
     exact, _ = rule.route(scores, top_k)
     rounded, _ = rule.route(np.rint(scores / step) * step, top_k)
     return np.asarray((np.sort(exact, -1) != np.sort(rounded, -1)).any(-1))
+
+
+def _reordered(ids: Array, weights: Array, step: float) -> int:
+    """Rows x sites whose need order (descending weight, then id) changes when weights are rounded to ``step``."""
+
+    def order(values: Array) -> Array:
+        return np.take_along_axis(ids, np.lexsort((ids, -values, ids < 0), axis=-1), -1)
+
+    rounded = (np.rint(weights / np.float64(step)) * np.float64(step)).astype(np.float32)
+    return int((order(weights) != order(rounded)).any(-1).sum())
 
 
 # Inside the experts
@@ -288,6 +297,11 @@ def _power_of_two_step(largest: float) -> float:
     return float(2.0 ** np.ceil(np.log2(max(largest, 1e-6) / np.iinfo(np.int16).max)))
 
 
+def hidden_file(sequence: int) -> str:
+    """Where in the trace a kept sequence's gate inputs and channel masks lie."""
+    return f"hidden/sequence_{sequence:03d}.safetensors"
+
+
 def _hidden_files(rows: Rows, kept: Array, extras: Sequence[SiteExtras], files: dict[str, bytes]) -> float:
     """Add a file of gate inputs and channel masks for each kept sequence; return the inputs' relative RMS error.
 
@@ -303,6 +317,6 @@ def _hidden_files(rows: Rows, kept: Array, extras: Sequence[SiteExtras], files: 
     sequence = rows.sequence[kept]
     for number in np.unique(sequence).tolist():
         own = {name: np.ascontiguousarray(values[sequence == number]) for name, values in tensors.items()}
-        files[f"hidden/sequence_{number:03d}.safetensors"] = safetensors.numpy.save(own)
+        files[hidden_file(number)] = safetensors.numpy.save(own)
     error = inputs - stored * scale[..., None]
     return float(np.sqrt((error**2).mean() / (inputs**2).mean()))

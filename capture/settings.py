@@ -25,8 +25,9 @@ class Settings:
     (both ends included) from which each sequence's prompt length is drawn with ``seed``. After the prompt,
     ``decode_tokens`` follow one by one with a KV cache: the document's own text (``continuation=document``) or the
     model's (``greedy``). ``lookahead`` is the depth in sites, 0 for none. ``hidden_sequences`` of each split also keep
-    gate inputs and channel masks. ``*_step`` are the fixed-point steps of stored values. ``threads`` is for the CPU, 0
-    for torch's own choice; a tiny model is fastest with 1.
+    gate inputs and channel masks. ``*_step`` are the fixed-point steps to which stored values are rounded;
+    ``weights_step`` 0 stores exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a tiny model is
+    fastest with 1.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Settings:
     hidden_sequences: int = 4
     logits_step: float = 1 / 32
     lookahead_step: float = 1 / 32
+    weights_step: float = 0.0
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 0
@@ -105,6 +107,10 @@ def _step(key: str, text: str) -> float:
     return value
 
 
+def _step_or_exact(key: str, text: str) -> float:
+    return 0.0 if text == "0" else _step(key, text)
+
+
 def _range(key: str, text: str) -> tuple[int, int]:
     low, dash, high = text.partition("-")
     first = _integer(1)(key, low)
@@ -158,6 +164,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "hidden_sequences": _integer(0),
     "logits_step": _step,
     "lookahead_step": _step,
+    "weights_step": _step_or_exact,
     "dtype": _one(DTYPES),
     "device": _text,
     "threads": _integer(0),

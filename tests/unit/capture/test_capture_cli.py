@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from capture.__main__ import main
+from capture.describe import describe
 from capture.extras import unpack_masks
 from capture.prompts import has_repetition
 from capture.settings import SettingError, parse_settings
@@ -142,6 +143,29 @@ def test_the_same_capture_twice_is_the_same_trace(captured: Path, arguments: lis
     assert first.files == again.files
 
 
+def test_weights_are_exact_unless_a_step_is_asked_for(
+    trace: Trace, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "weights" not in trace.header.steps
+    assert "need order" not in describe(trace, ())
+    rest = ["hidden_sequences=0", "sparsities=", "lookahead=0", "weights_step=1/8", f"output_dir={tmp_path / 'round'}"]
+    kept = [argument for argument in arguments if not argument.startswith(("hidden", "spars"))]
+    assert main([*kept, *rest]) == 0
+    rounded = read_trace(tmp_path / "round")
+    np.testing.assert_array_equal(rounded.ids, trace.ids)
+    np.testing.assert_array_equal(rounded.weights, np.rint(trace.weights * 8) / 8)
+    # Need order: descending weight, then id. Coarse steps make ties, which fall to the lower id.
+    swapped = [
+        np.lexsort((trace.ids[row, site], -trace.weights[row, site])).tolist()
+        != np.lexsort((trace.ids[row, site], -rounded.weights[row, site])).tolist()
+        for row, site in np.ndindex(trace.ids.shape[:2])
+    ]
+    assert sum(swapped) > 0
+    assert rounded.header.provenance["rounding_reorders_weights"] == sum(swapped)
+    assert f"of {sum(swapped)} of {len(swapped)} rows" in (tmp_path / "round" / "README.md").read_text()
+    assert f"{sum(swapped)} of {len(swapped)}" in capsys.readouterr().out
+
+
 def test_routing_alone_can_be_recorded(arguments: list[str], tmp_path: Path) -> None:
     chosen = [argument for argument in arguments if not argument.startswith(("hidden", "spars"))]
     rest = ["hidden_sequences=0", "sparsities=", "lookahead=0", "continuation=greedy"]
@@ -165,6 +189,8 @@ def test_routing_alone_can_be_recorded(arguments: list[str], tmp_path: Path) -> 
         (["norms=raw,raw"], "norms is 'raw,raw'"),
         (["sparsities=0.9,0.5"], "sparsities is '0.9,0.5', must be ascending"),
         (["logits_step=1/0"], "logits_step is '1/0'"),
+        (["weights_step=-1/4"], "weights_step is '-1/4'"),
+        (["lookahead_step=0"], "lookahead_step is '0'"),
         (["device="], "device is empty"),
     ],
 )
@@ -172,6 +198,11 @@ def test_wrong_arguments_are_refused_by_key(extra: list[str], message: str) -> N
     with pytest.raises(SettingError) as caught:
         parse_settings([*REQUIRED, *extra])
     assert message in str(caught.value)
+
+
+def test_steps_are_fractions_and_weights_are_exact_by_default() -> None:
+    assert parse_settings(REQUIRED).weights_step == parse_settings([*REQUIRED, "weights_step=0"]).weights_step == 0
+    assert parse_settings([*REQUIRED, "weights_step=1/4096"]).weights_step == 1 / 4096
 
 
 def test_missing_arguments_are_named_together() -> None:

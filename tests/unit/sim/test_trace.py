@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -117,9 +117,7 @@ def written(tmp_path: Path) -> Path:
 def rehash(directory: Path) -> None:
     """Make the header agree with altered files, as a forger would."""
     header = json.loads((directory / "header.json").read_text())
-    header["files"] = {
-        path: hashlib.sha256((directory / path).read_bytes()).hexdigest() for path in header["files"]
-    }
+    header["files"] = {path: hashlib.sha256((directory / path).read_bytes()).hexdigest() for path in header["files"]}
     (directory / "header.json").write_text(json.dumps(header))
 
 
@@ -165,6 +163,34 @@ def test_fixed_point_rounds_to_the_step(tmp_path: Path) -> None:
     assert trace.logits is not None
     np.testing.assert_array_equal(back.logits, np.rint(trace.logits * 4) / 4)
     np.testing.assert_array_equal(back.lookahead["raw"], np.rint(trace.lookahead["raw"] * 4) / 4)
+
+
+def with_step(trace: Trace, **steps: float) -> Trace:
+    return replace(trace, header=replace(trace.header, steps={**trace.header.steps, **steps}))
+
+
+@pytest.mark.parametrize(("step", "dtype"), [(1 / 4096, pl.Int16), (1 / 100, pl.Int8)])
+def test_weights_round_to_their_step_and_come_back_as_float32(tmp_path: Path, step: float, dtype: Any) -> None:
+    trace = make_trace()
+    write_trace(tmp_path / "trace", with_step(trace, weights=step))
+    assert pl.read_parquet_schema(tmp_path / "trace" / "routes.parquet")["weights"] == pl.Array(dtype, TOP_K)
+    back = read_trace(tmp_path / "trace")
+    assert back.weights.dtype == np.float32
+    multiples = np.rint(trace.weights / np.float64(step))
+    np.testing.assert_array_equal(back.weights, (multiples * np.float64(step)).astype(np.float32))
+    assert np.abs(back.weights - trace.weights).max() <= step / 2 + 1e-7
+    np.testing.assert_array_equal(back.ids, trace.ids)
+
+
+def test_weights_without_a_step_are_exact(written: Path) -> None:
+    assert pl.read_parquet_schema(written / "routes.parquet")["weights"] == pl.Array(pl.Float32, TOP_K)
+    np.testing.assert_array_equal(read_trace(written).weights, make_trace().weights)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "brotli"])
+def test_compression_changes_the_bytes_only(tmp_path: Path, compression: Literal["zstd", "brotli"]) -> None:
+    header = write_trace(tmp_path / "trace", make_trace(), compression=compression, compression_level=11)
+    assert_equal(read_trace(tmp_path / "trace", "all"), replace(make_trace(), header=header))
 
 
 def test_wide_columns_are_read_only_when_asked_for(written: Path) -> None:
@@ -262,7 +288,9 @@ def test_harmed_files_are_refused_by_name(written: Path, name: str, harm: str) -
         (lambda h: h["lookahead"].update(norms=["raw", "raw"]), "lookahead.norms"),
         (lambda h: h.update(lookahead=None), "lookahead"),
         (lambda h: h.update(sparsities=[0.9, 0.5]), "sparsities"),
-        (lambda h: h.update(steps={"weights": 0.5}), "steps"),
+        (lambda h: h.update(steps={"ids": 0.5}), "steps"),
+        (lambda h: h["steps"].update(weights=0.5), "weights"),
+        (lambda h: h["steps"].update(weights=0), "steps"),
         (lambda h: h["files"].pop("routes.parquet"), "files"),
         (lambda h: h["files"].update({"../../etc/hostname": "0" * 64}), "files"),
         (lambda h: h["files"].update({"README.md": "0" * 63}), "files"),
@@ -353,9 +381,28 @@ def test_lookahead_past_the_last_site_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_too_fine_for_16_bits_is_refused(tmp_path: Path) -> None:
-    trace = make_trace(step=1e-6)
-    with pytest.raises(TraceError, match="does not fit 16 bits"):
-        write_trace(tmp_path / "trace", trace)
+    for trace in (make_trace(step=1e-6), with_step(make_trace(), weights=1e-6)):
+        with pytest.raises(TraceError, match="does not fit 16 bits"):
+            write_trace(tmp_path / "trace", trace)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"), [([-(1 << 15), 1], "must be finite and >= 0"), ([-1, 1], "must be finite and >= 0")]
+)
+def test_fixed_point_weights_are_refused_like_others(tmp_path: Path, value: list[int], rule: str) -> None:
+    """The lowest integer stands for NaN, which no weight may be."""
+    write_trace(tmp_path / "trace", with_step(make_trace(), weights=1 / 4096))
+    edit_rows(tmp_path / "trace", put("weights", 0, value))
+    with pytest.raises(TraceError) as caught:
+        read_trace(tmp_path / "trace")
+    assert (caught.value.field, caught.value.rule) == ("weights[0, 0, 0]", rule)
+
+
+def test_fixed_point_weights_need_their_step(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace", with_step(make_trace(), weights=1 / 4096))
+    edit_header(tmp_path / "trace", lambda header: header["steps"].clear())
+    with pytest.raises(TraceError, match=r"weights is .*must be Float32, 2 in a row"):
+        read_trace(tmp_path / "trace")
 
 
 # Hostile input: whatever the bytes, the answer is a trace or a TraceError.
