@@ -1,0 +1,50 @@
+"""Two runs leave the same bytes, whatever the seed of Python's hashes; only what is said to differ does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.build import ROOT
+
+FILES = {
+    "config.yaml", "decisions.parquet", "lookups.parquet", "sequences.parquet", "summary.json", "timeline.json",
+    "tokens.parquet", "transfers.parquet",
+}  # fmt: skip
+
+
+def run(folder: Path, hash_seed: str, *overrides: str) -> dict[str, bytes]:
+    """The files of ``python -m sim`` by name."""
+    subprocess.run(
+        [sys.executable, "-m", "sim", f"hydra.run.dir={folder}", "trace.max_sequences=2", *overrides],
+        cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("system", ["hobbit", "mixtral_offloading"])
+def test_two_runs_leave_the_same_bytes_but_for_wall_time_and_folder(tmp_path: Path, system: str) -> None:
+    one = run(tmp_path / "one", "1", f"system={system}")
+    two = run(tmp_path / "two", "271828", f"system={system}")
+    assert set(one) == set(two) == FILES
+    for name in FILES - {"summary.json", "config.yaml"}:
+        assert one[name] == two[name], name
+    assert without_wall_time(one["summary.json"]) == without_wall_time(two["summary.json"])
+    folders = [content.decode().replace(str(tmp_path / name), "") for name, content in
+               (("one", one["config.yaml"]), ("two", two["config.yaml"]))]  # fmt: skip
+    assert folders[0] == folders[1]
+
+
+def without_wall_time(summary: bytes) -> tuple[str, list[str]]:
+    """The text without its one line that may differ, and the keys: their order counts, too."""
+    content: dict[str, Any] = json.loads(summary)
+    assert content["wall_s"] > 0
+    lines = [line for line in summary.decode().splitlines() if '"wall_s"' not in line]
+    assert len(lines) == len(summary.decode().splitlines()) - 1
+    return "\n".join(lines), list(content)

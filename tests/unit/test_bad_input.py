@@ -1,0 +1,175 @@
+"""What cannot run is refused: exit code 2, one line that says what, where, the values and the way out, nothing left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from sim.build import build
+from sim.synthesis import ModelShape, synthesize
+from sim.trace import write_trace
+
+SHAPE = ModelShape("small", "none", 4, 8, 2, 128, 120)
+Configure = Callable[..., DictConfig]
+SMALL = ("model=tiny_mixtral", "model.name=small", "model.sites=4")
+
+
+@pytest.fixture(scope="session")
+def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four sites of eight experts, lookahead for two; hidden sizes are tiny_mixtral's."""
+    place = tmp_path_factory.mktemp("traces") / "small"
+    write_trace(place, synthesize(SHAPE, tokens=6, sequences=4, prompt_tokens=3, lookahead=2))
+    return place
+
+
+def sim(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """``python -m sim`` in an empty folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "sim", "hydra.run.dir=out", *overrides],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def refused(folder: Path, *overrides: str) -> str:
+    """The one line of a refusal."""
+    done = sim(folder, *overrides)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "Traceback" not in line
+    assert list(folder.iterdir()) == [], "a refusal must leave nothing behind"
+    return line
+
+
+CASES = {
+    "a number with its unit": ("hardware.memory_gib=24GiB", r"hardware\.memory_gib='24GiB' must be a number in"),
+    "no number": ("hardware.link.peak_gb_per_s=fast", r"hardware\.link\.peak_gb_per_s='fast' must be a number"),
+    "nothing resident": ("budget.resident_share=0", r"budget\.resident_share=0 must be above 0 and at most 1"),
+    "more than everything": ("budget.resident_share=1.5", r"budget\.resident_share=1\.5 must be above 0 and at most 1"),
+    "a share with a unit": ("budget.resident_share=half", r"budget\.resident_share='half' must be a number"),
+    "thresholds in the wrong order": (
+        "precision=hobbit_mixtral precision.low_above=0.95",
+        r"low_above=0\.95, skip_above=0\.9; set precision\.low_above and precision\.skip_above",
+    ),
+    "thresholds not given": (
+        "precision=score_threshold",
+        r"not set: precision\.low_above, precision\.skip_above; give them on the command line",
+    ),
+    "lookahead the trace does not have": (
+        "predictor.sites=3",
+        r"records lookahead for 2 sites, but the predictor needs 3; .*choose predictor=none or fewer predictor\.sites",
+    ),
+    "a pool too small for one token": (
+        "budget.resident_share=0.05",
+        r"pool 0 holds \d+ B, but one token may need 2 experts of 92160 B = 184320 B there; raise budget\.",
+    ),
+    "a budget beyond the memory": (
+        "hardware.memory_gib=0.5 budget.resident_share=1",
+        r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\); lower budget\.resident_share",
+    ),
+    "another shape": (
+        "model.sites=16",
+        r"trace .*4 x 8 top-2.*16 x 8 top-2; choose a model of that shape",
+    ),
+    "a transplant that is not declared": (
+        "model.hidden=4096",
+        r"128 x 120.* 4096 x 120; .*say so: model\.gates_of=small model\.sizes_of=small",
+    ),
+    "no trace there": ("trace.path=nowhere", r"header\.json.*cannot be read .*name the directory of a trace"),
+    "a split that is none": ("trace.split=test", r"trace\.split=test; allowed: fit, eval, all"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES)
+def test_what_cannot_run_is_refused_with_its_values_and_the_way_out(
+    configure: Configure, small_trace: Path, overrides: str, message: str
+) -> None:
+    line = not_run(configure, small_trace, *overrides.split())
+    assert re.search(message, line), line
+
+
+def not_run(configure: Configure, trace: Path, *overrides: str) -> str:
+    """The message of a refusal, which ``main`` prints after ``error:``; it must be one line."""
+    with pytest.raises((ValueError, OSError)) as refusal:
+        build(configure(*SMALL, f"trace.path={trace}", *overrides), "x")
+    (line,) = str(refusal.value).splitlines()
+    return line
+
+
+NOT_BUILT = {
+    "loader.chunk_bytes": "1048576",
+    "loader.destination": "staging",
+    "loader.slot_claim": "queue",
+    "loader.retention": "after_batch",
+    "loader.replay_unit": "access",
+    "workload.batching": "continuous",
+}
+
+
+@pytest.mark.parametrize(("switch", "value"), NOT_BUILT.items(), ids=NOT_BUILT)
+def test_what_is_not_built_yet_is_refused_by_name_with_what_is(
+    configure: Configure, small_trace: Path, switch: str, value: str
+) -> None:
+    line = not_run(configure, small_trace, f"{switch}={value}")
+    assert re.search(rf"{re.escape(switch)}={value} is not built yet.*; allowed: ", line), line
+
+
+@pytest.mark.parametrize("harm", ["truncated", "altered", "missing"])
+def test_a_harmed_trace_is_refused_by_file(configure: Configure, tmp_path: Path, small_trace: Path, harm: str) -> None:
+    place = harmed(small_trace, tmp_path / "trace", harm)
+    line = not_run(configure, place)
+    expected = r"routes\.parquet: file" if harm == "missing" else r"routes\.parquet: sha256 .* altered or truncated"
+    assert re.search(expected, line), line
+
+
+def harmed(trace: Path, place: Path, harm: str) -> Path:
+    shutil.copytree(trace, place)
+    routes = place / "routes.parquet"
+    content = bytearray(routes.read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "missing":
+        routes.unlink()
+    else:
+        routes.write_bytes(content[:-1] if harm == "truncated" else content)
+    return place
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["no number", "a pool too small for one token", "another shape"])
+def test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
+    tmp_path: Path, small_trace: Path, case: str
+) -> None:
+    overrides, message = CASES[case]
+    line = refused(tmp_path, *SMALL, f"trace.path={small_trace}", *overrides.split())
+    assert re.search(message, line), line
+
+
+def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace: Path) -> None:
+    place, folder = harmed(small_trace, tmp_path / "trace", "truncated"), tmp_path / "empty"
+    folder.mkdir()
+    assert "routes.parquet: sha256" in refused(folder, *SMALL, f"trace.path={place}")
+
+
+def test_a_key_that_there_is_not_is_refused_by_hydra_with_its_exit_code(tmp_path: Path) -> None:
+    done = sim(tmp_path, "cache.x=3")
+    assert done.returncode == 1
+    assert "Could not override 'cache.x'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_words_without_a_mistake_run(tmp_path: Path, small_trace: Path) -> None:
+    """The refusals above are not refusals of everything."""
+    done = sim(tmp_path, *SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "outputs=summary")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["summary.json"]

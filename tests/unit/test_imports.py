@@ -1,0 +1,127 @@
+"""The import table of docs/design.md section 1, by parsing every file and by what a fresh interpreter loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.build import ROOT
+
+# units, types <- policies, routing, model, hardware, trace <- controller, workload, metrics <- engine | real.driver
+# <- build, __main__. A module may import its own layer and those below. The page names the ends of each layer; what
+# stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
+LAYERS = (
+    {"units", "types", "record"},
+    {"policies", "routing", "model", "hardware", "trace", "trace_header", "loader", "costs", "slots"},
+    {"controller", "workload", "metrics", "calls", "frames", "stalls", "bounds", "intervals", "timeline", "synthesis",
+     "outputs", "run"},
+    {"engine", "real.driver", "real.device"},
+)  # fmt: skip
+DRIVERS = {"engine", "real"}
+NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
+CORE = ["controller", "slots", "loader", "types", "units", "policies"]
+NEVER_IN_CORE = {"simpy", "hydra", "omegaconf", "time", "datetime", "random", "polars", "pandas", "matplotlib", "rich"}
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """``sim/policies/base.py`` is ``sim.policies.base``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" if node.module == "sim" else node.module for alias in node.names)
+
+
+def layer_of(module: str) -> int | None:
+    """Which row of the table a module stands in; None for the top (build, __main__ and what only they import)."""
+    name = module.removeprefix("sim.").split(".")[0] if module.startswith("sim.") else module
+    return next((number for number, layer in enumerate(LAYERS) if name in layer), None)
+
+
+@pytest.mark.parametrize("path", [*files("sim"), *files("real")], ids=module_of)
+def test_a_module_imports_its_own_layer_and_those_below(path: Path) -> None:
+    own = layer_of(module_of(path))
+    if own is None:
+        return
+    for name in imports(path):
+        if name.startswith(("sim.", "real.")):
+            other = layer_of(".".join(name.split(".")[:2]))
+            assert other is not None, f"{module_of(path)} imports {name}, which stands above every layer"
+            assert other <= own, f"{module_of(path)} (layer {own}) imports {name} (layer {other})"
+
+
+@pytest.mark.parametrize("path", files("sim"), ids=module_of)
+def test_sim_imports_neither_torch_nor_what_needs_it(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_SIM)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in files("sim") if f"{module_of(path)}..".split(".")[1] in CORE], ids=module_of
+)
+def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_CORE)
+
+
+@pytest.mark.parametrize("path", files("sim"), ids=module_of)
+def test_simpy_is_the_engines_alone_and_hydra_the_top_modules(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports(path)}
+    if "simpy" in roots:
+        assert module_of(path) in ("sim.engine", "sim.bench")
+    if "hydra" in roots:
+        assert layer_of(module_of(path)) is None
+
+
+@pytest.mark.parametrize("path", files("sim"), ids=module_of)
+def test_the_two_drivers_do_not_know_each_other(path: Path) -> None:
+    names = set(imports(path))
+    if module_of(path) != "sim.engine" and layer_of(module_of(path)) is not None:
+        assert "sim.engine" not in names
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after a statement."""
+    code = f"import json, sys; {statement}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("statement", "never"),
+    [
+        ("import sim", {"torch", "pandas", "matplotlib", "polars", "numpy", "simpy", "hydra"}),
+        ("import sim.policies, sim.policies.caches, sim.policies.pools, sim.policies.precisions, "
+         "sim.policies.predictors, sim.policies.placements, sim.controller",
+         {"simpy", "hydra", "omegaconf", "polars", "pandas", "torch", "matplotlib", "rich"}),
+        ("import sim.engine", {"torch", "hydra", "omegaconf", "matplotlib", "pandas"}),
+        ("import sim.build, sim.execute, sim.outputs, sim.__main__", {"torch", "transformers", "matplotlib", "pandas"}),
+        ("import real.driver, real.device", {"simpy", "torch", "hydra", "matplotlib", "pandas"}),
+    ],
+    ids=["sim", "policies and controller", "engine", "main", "real.driver"],
+)  # fmt: skip
+def test_a_fresh_interpreter_loads_no_more_than_it_must(statement: str, never: set[str]) -> None:
+    assert loaded_by(statement).isdisjoint(never)
+
+
+def test_the_parser_of_imports_sees_every_form(tmp_path: Path) -> None:
+    source = "import a.b, c\nfrom d.e import f\nfrom sim import engine\ndef g():\n    import h\n"
+    (tmp_path / "x.py").write_text(source, encoding="utf-8")
+    assert sorted(imports(tmp_path / "x.py")) == ["a.b", "c", "d.e", "h", "sim.engine"]
