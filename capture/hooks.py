@@ -216,10 +216,6 @@ def _output_logits(layer: MoELayer, output: object) -> torch.Tensor:
     """The logits among what the router returns: the first float tensor with a value for each expert."""
     members = output if isinstance(output, (tuple, list)) else (output,)
     for member in members:
-        if (
-            isinstance(member, torch.Tensor)
-            and member.is_floating_point()
-            and member.shape[-1] == layer.num_experts
-        ):
+        if isinstance(member, torch.Tensor) and member.is_floating_point() and member.shape[-1] == layer.num_experts:
             return member
     raise CaptureError(f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded")

@@ -19,47 +19,25 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import simpy
 
+from differential.history import Admitted, History, Readings, Transfer
 from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Scenario, Step
-
-Kind = Literal["demand", "prefetch"]
-Process = Generator[simpy.Event, Any, None]
-
-OUTCOMES = ("hit", "high_for_low", "low_for_high", "late", "promoted", "miss", "skip")
-PREFETCH_OUTCOMES = (
-    "queued",
-    "started",
-    "used",
-    "late",
-    "evicted_unused",
-    "unused_at_end",
-    "dropped",
-    "promoted",
-    "cancelled",
-    "dropped_no_slot",
+from differential.timeline import (
+    PREFETCH_OUTCOMES,
+    GateRow,
+    IdleRow,
+    Kind,
+    LookupRow,
+    Timeline,
+    TransferRow,
+    check,
+    split_stall,
 )
-STALL_PARTS = ("demand", "late_prefetch", "behind_demand", "behind_prefetch", "no_slot")
 
-
-@dataclass(frozen=True)
-class Readings:
-    """Sentences of docs/design.md that can be read in two ways; the defaults are how this reference reads them."""
-
-    refill_once: bool = True
-    """Section 3: `transfer_done` issues at most one transfer. Else it fills the link up, as a poll would."""
-    waves_in_call_order: bool = True
-    """Section 7, wait_all: what an earlier call admitted is computed first. Else the batch that is complete first."""
-    replace_spares_unadmitted: bool = False
-    """Section 4, step 9: `queue: replace` spares also the prefetches of needs that still wait for their wave."""
-    exhausted_budget_asks: bool = True
-    """Section 4, step 9: with `prefetch_budget: 0` the first forecast is asked for (and masked). Else none is."""
-    sequence_resets_gate: bool = False
-    """Section 5, weighted: T and l_i, too, are as before the first gate when a sequence begins."""
-    computes_served_precision: bool = True
-    """Section 7: an expert's compute time is that of the variant that serves. Else that of the wanted one."""
+Process = Generator[simpy.Event, Any, None]
 
 
 class Rank(IntEnum):
@@ -80,75 +58,6 @@ class Moment(simpy.Event):  # type: ignore[misc]  # mypy skips simpy
         self._ok, self._value = True, None
 
 
-@dataclass(frozen=True)
-class GateRow:
-    tick: int
-    gate_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True)
-class LookupRow:
-    tick: int
-    key: int
-    wanted: int
-    outcome: str
-    lookup_ns: int
-    ready_ns: int
-
-
-@dataclass(frozen=True)
-class TransferRow:
-    number: int
-    key: int
-    kind: Kind
-    queued_ns: int
-    start_ns: int
-    end_ns: int
-    victims: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class IdleRow:
-    """An idle interval of the compute stream and the number of the transfer whose end closed it."""
-
-    start_ns: int
-    end_ns: int
-    transfer: int
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What happened, in plain numbers. `calls` and `idle` help to find a difference; they need not be compared."""
-
-    gates: tuple[GateRow, ...]
-    lookups: tuple[LookupRow, ...]
-    transfers: tuple[TransferRow, ...]
-    prefetch: dict[str, int]
-    makespan_ns: int
-    busy_ns: int
-    stall: dict[str, int]
-    sequence_ends: tuple[tuple[int, int], ...]
-    idle: tuple[IdleRow, ...] = ()
-    calls: tuple[tuple[int, str, int], ...] = ()
-
-
-@dataclass(eq=False)
-class Transfer:
-    """A variant on its way: queued, then issued (it has a number), then in service (it has a start), then ended."""
-
-    key: Key
-    kind: Kind
-    place: int
-    queued_ns: int
-    arrived: simpy.Event
-    needed: bool
-    number: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-    victims: tuple[Key, ...] = ()
-
-
 @dataclass(eq=False)
 class Pool:
     """Whole variants against a byte budget. `claimed` holds the slots of what is issued and has not arrived."""
@@ -156,16 +65,6 @@ class Pool:
     capacity_bytes: int
     resident: set[Key] = field(default_factory=set)
     claimed: set[Key] = field(default_factory=set)
-
-
-@dataclass(eq=False)
-class Admitted:
-    """A need that was admitted, the variant that serves it, and the transfer it waits for, if any."""
-
-    need: Need
-    wanted: int
-    key: Key
-    transfer: Transfer | None = None
 
 
 @dataclass(eq=False)
@@ -185,87 +84,6 @@ class Busy:
     start_ns: int
     end_ns: int
     awaited: tuple[Transfer, ...] = ()
-
-
-class History:
-    """What the victim orders look at: when and how often variants and experts were asked for, and when they came."""
-
-    def __init__(self, scenario: Scenario, readings: Readings) -> None:
-        self.scenario = scenario
-        self.readings = readings
-        self.clock = 0
-        self.recency: dict[Key, int] = {}
-        self.inserted: dict[Key, int] = {}
-        self.count: Counter[Key] = Counter()
-        self.last_use: Counter[tuple[int, int]] = Counter()
-        self.uses: Counter[tuple[int, int]] = Counter()
-        self.high_uses: Counter[tuple[int, int]] = Counter()
-        self.token, self.site = 1, 0
-        self.past = 0
-        wanted = scenario.selector.precision if isinstance(scenario.selector, Fixed) else 0
-        self.flattened: list[Key] = [
-            (wanted, site, need.expert)
-            for step in scenario.steps
-            for site, needs in enumerate(step.needs)
-            for need in needs
-        ]
-
-    def _stamp(self) -> int:
-        self.clock += 1
-        return self.clock
-
-    def begin_sequence(self) -> None:
-        for counter in (self.last_use, self.uses, self.high_uses):
-            counter.clear()
-        if self.scenario.cache.name == "lfu_sequence":
-            self.count.clear()
-        if self.readings.sequence_resets_gate:
-            self.token, self.site = 1, 0
-
-    def requested(self, admitted: Iterable[Admitted], token: int, site: int) -> None:
-        """The requests of one call, in need order. Token count and site are those of the gate even if it skips all."""
-        self.token, self.site = token, site
-        for one in admitted:
-            expert = one.key[1:]
-            self.recency[one.key] = self._stamp()
-            self.count[one.key] += 1
-            self.last_use[expert] = token
-            self.uses[expert] += one.need.tokens
-            self.high_uses[expert] += one.need.tokens if one.wanted == 0 else 0
-            self.past += 1
-
-    def arrived(self, key: Key, enters_recent: bool) -> None:
-        self.inserted[key] = self._stamp()
-        if enters_recent:
-            self.recency[key] = self._stamp()
-
-    def evicted(self, key: Key) -> None:
-        if self.scenario.cache.name == "lfu_resident":
-            del self.count[key]
-
-    def victims_first(self, keys: Iterable[Key]) -> list[Key]:
-        """The policy's total order of these resident keys, first victim first."""
-        orders: dict[str, Any] = {
-            "lru": lambda key: self.recency[key],
-            "fifo": lambda key: self.inserted[key],
-            "lfu_resident": lambda key: (self.count[key], self.recency[key]),
-            "lfu_sequence": lambda key: (self.count[key], self.recency[key]),
-            "lfu_model": lambda key: (self.count[key], self.recency[key]),
-            "weighted": lambda key: (self.score(key), self.scenario.pack(key)),
-            "belady": lambda key: (-self.next_request(key), -self.scenario.pack(key)),
-        }
-        return sorted(keys, key=orders[self.scenario.cache.name])
-
-    def score(self, key: Key) -> float:
-        """HOBBIT eq. 3, in the page's order of float operations."""
-        cache, expert = self.scenario.cache, key[1:]
-        r, f, h = self.last_use[expert], self.uses[expert], self.high_uses[expert]
-        sites = self.scenario.sites
-        near: float = 1 - ((key[1] - self.site + sites) % sites) / sites
-        return ((cache.w_lru * r + cache.w_lfu * f) + cache.w_lhu * h) / self.token + cache.w_fld * near
-
-    def next_request(self, key: Key) -> float:
-        return next((i for i in range(self.past, len(self.flattened)) if self.flattened[i] == key), math.inf)
 
 
 class Reference:
@@ -734,113 +552,6 @@ class Reference:
 def _set(value: int | None) -> int:
     assert value is not None
     return value
-
-
-def split_stall(idle: Iterable[IdleRow], transfers: tuple[TransferRow, ...]) -> dict[str, int]:
-    """Section 8: walk back from the end of each idle interval, along the transfer that closed it, to its start."""
-    parts = dict.fromkeys(STALL_PARTS, 0)
-    for gap in idle:
-        closing = transfers[gap.transfer]
-        assert closing.end_ns == gap.end_ns
-        assert closing.queued_ns <= gap.start_ns, "the chain must reach the start of the interval"
-        parts["demand" if closing.kind == "demand" else "late_prefetch"] += _overlap(closing, gap.start_ns, gap.end_ns)
-        before = max(gap.start_ns, closing.start_ns)
-        served = 0
-        for other in transfers:
-            if other.number != closing.number:
-                shared = _overlap(other, gap.start_ns, before)
-                parts["behind_demand" if other.kind == "demand" else "behind_prefetch"] += shared
-                served += shared
-        parts["no_slot"] += before - gap.start_ns - served
-    return parts
-
-
-def _overlap(transfer: TransferRow, start_ns: int, end_ns: int) -> int:
-    return max(0, min(transfer.end_ns, end_ns) - max(transfer.start_ns, start_ns))
-
-
-def check(scenario: Scenario, timeline: Timeline) -> None:
-    """What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the timeline's rows."""
-    _check_transfers(scenario, timeline)
-    _check_slots(scenario, timeline)
-    _check_gates(scenario, timeline)
-    _check_counts(timeline)
-    assert sum(timeline.stall.values()) == timeline.makespan_ns - timeline.busy_ns
-    assert min(timeline.stall.values()) >= 0
-
-
-def _check_transfers(scenario: Scenario, timeline: Timeline) -> None:
-    """Served one at a time, in order of number, never idle while something waits, for exactly their service time."""
-    free_ns = 0
-    for number, transfer in enumerate(timeline.transfers):
-        assert transfer.number == number
-        assert 0 <= transfer.queued_ns <= transfer.start_ns <= transfer.end_ns <= timeline.makespan_ns
-        assert transfer.start_ns == max(free_ns, transfer.queued_ns) or transfer.start_ns == timeline.makespan_ns
-        precision, _, _ = scenario.unpack(transfer.key)
-        served = transfer.end_ns - transfer.start_ns
-        assert served == scenario.service_ns[precision] or (
-            transfer.end_ns == timeline.makespan_ns and served < scenario.service_ns[precision]
-        )
-        free_ns = transfer.end_ns
-
-
-def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
-    """After each claim what is resident or on its way fits every pool; victims were there and had arrived."""
-    held = {key: 0 for pool in scenario.pools for key in pool.initial}
-    for transfer in timeline.transfers:
-        for packed in transfer.victims:
-            victim = scenario.unpack(packed)
-            assert held.pop(victim) <= transfer.start_ns
-        key = scenario.unpack(transfer.key)
-        assert key not in held
-        held[key] = transfer.end_ns
-        for pool in scenario.pools:
-            assert sum(scenario.variant_bytes[k[0]] for k in held if pool.covers(k)) <= pool.capacity_bytes
-            if not pool.covers(key):
-                assert not any(pool.covers(scenario.unpack(victim)) for victim in transfer.victims)
-
-
-def _check_gates(scenario: Scenario, timeline: Timeline) -> None:
-    """Gates follow each other; lookups fall inside theirs, in need order; what was waited for has arrived."""
-    needs = [(step, site) for step in scenario.steps for site in range(scenario.sites)]
-    assert [row.tick for row in timeline.gates] == list(range(len(needs)))
-    arrivals = {(transfer.key, transfer.end_ns) for transfer in timeline.transfers}
-    clock, rows = 0, list(timeline.lookups)
-    for gate, (step, site) in zip(timeline.gates, needs, strict=True):
-        assert clock + step.dense_ns[site] <= gate.gate_ns <= gate.end_ns
-        clock = gate.end_ns
-        for need in step.needs[site]:
-            row = rows.pop(0)
-            assert row.tick == gate.tick
-            assert row.outcome in OUTCOMES
-            assert gate.gate_ns <= row.lookup_ns <= row.ready_ns <= gate.end_ns
-            if row.outcome == "skip":
-                assert (row.key, row.wanted) == (SKIP, SKIP)
-            else:
-                assert scenario.unpack(row.key)[1:] == (site, need.expert)
-            if row.outcome in ("late", "promoted", "miss"):
-                assert (row.key, row.ready_ns) in arrivals
-            else:
-                assert row.ready_ns == row.lookup_ns
-    assert not rows
-    ends = [step.sequence for step in scenario.steps if step.ends]
-    assert [sequence for sequence, _ in timeline.sequence_ends] == ends
-    assert timeline.makespan_ns == timeline.sequence_ends[-1][1]
-
-
-def _check_counts(timeline: Timeline) -> None:
-    """Every count that can be had in two ways agrees."""
-    fetched = timeline.prefetch
-    kinds = Counter(transfer.kind for transfer in timeline.transfers)
-    outcomes = Counter(row.outcome for row in timeline.lookups)
-    issued = ("used", "late", "evicted_unused", "unused_at_end", "dropped")
-    never_issued = ("promoted", "cancelled", "dropped_no_slot")
-    assert fetched["started"] == sum(fetched[name] for name in issued)
-    assert fetched["queued"] == fetched["started"] + sum(fetched[name] for name in never_issued)
-    assert fetched["started"] == kinds["prefetch"]
-    assert fetched["late"] == outcomes["late"]
-    assert fetched["promoted"] == outcomes["promoted"]
-    assert kinds["demand"] == outcomes["miss"] + outcomes["promoted"]
 
 
 def run(scenario: Scenario, readings: Readings | None = None) -> Timeline:
