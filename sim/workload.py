@@ -233,30 +233,26 @@ class StepGate:
     """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
 
     __slots__ = (
-        "_forecast_unions", "_forecasts", "_needs", "_one", "_step", "_tokens", "_union",
-        "needs", "routes", "site", "step", "tick", "token", "tokens", "workload",
+        "_depth", "_forecast_unions", "_forecasts", "_needs", "_num_sites", "_step", "_tokens", "_union",
+        "needs", "routes", "site", "step", "tick", "token", "workload",
     )  # fmt: skip
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+        self._num_sites, self._depth = workload.sites, workload.depth
         self.routes = [RoutedChoice(self, j) for j in range(workload.depth + 1)]
-        self._one = [[1] * k for k in range(workload.top_k + 1)]
         self.tick = -1
         self.site = 0
         self.needs: Sequence[int] = ()
-        self.tokens: Sequence[int] = ()
 
     def open(self, step: Step) -> None:
         self._step, self.step, self.token = step, step.index, step.token
         self._union: Union | None = None
-        self._forecasts: list[list[list[int]] | None] = [None] * (self.workload.depth + 1)
+        self._forecasts: list[Sequence[Sequence[int]]] | None = None
         self._forecast_unions: list[Union | None] = [None] * (self.workload.depth + 1)
         if step.rows == 1:
-            needs = self.workload.chosen[0][step.start].tolist()
-            if any(row[-1] < 0 for row in needs):
-                needs = [[expert for expert in row if expert >= 0] for row in needs]
-            self._needs: list[list[int]] = needs
-            self._tokens: list[list[int]] | None = None
+            self._needs: Sequence[Sequence[int]] = _without_dropped(self.workload.chosen[0][step.start])
+            self._tokens: Sequence[Sequence[int]] | None = None
         else:
             self._union = self.workload.union(step)
             self._needs, self._tokens = self._union.needs, self._union.tokens
@@ -264,28 +260,34 @@ class StepGate:
     def visit(self, site: int) -> None:
         self.tick += 1
         self.site = site
-        needs = self.needs = self._needs[site]
-        self.tokens = self._one[len(needs)] if self._tokens is None else self._tokens[site]
+        self.needs = self._needs[site]
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return [1] * len(self.needs) if self._tokens is None else self._tokens[self.site]
 
     def routed(self, j: int) -> RoutedChoice | None:
-        if j >= len(self.routes) or self.site + j >= self.workload.sites:
+        site = self.site
+        target = site + j
+        if target >= self._num_sites or j > self._depth:
             return None
-        needs = self._forecasts[j]
-        if needs is None:
-            needs = self._forecasts[j] = self._forecast_needs(j)
-        found = needs[self.site]
-        if not found:
+        needs = (self._forecasts or self._forecast_needs())[j - 1][site]
+        if not needs:
             return None
         choice = self.routes[j]
-        choice.site, choice.needs = self.site + j, found
+        choice.site, choice.needs = target, needs
         return choice
 
-    def _forecast_needs(self, j: int) -> list[list[int]]:
-        step = self._step
+    def _forecast_needs(self) -> list[Sequence[Sequence[int]]]:
+        """By distance, then by the site that forecasts; made when a step is first asked for one."""
+        step, ahead = self._step, range(1, self._depth + 1)
         if step.rows > 1:
-            return self.forecast_of(j).needs
-        needs: list[list[int]] = self.workload.forecasts[0][step.start, :, j - 1].tolist()
-        return [row if row[-1] >= 0 else [expert for expert in row if expert >= 0] for row in needs]
+            needs = [self.forecast_of(j).needs for j in ahead]
+        else:
+            rows = self.workload.forecasts[0][step.start]
+            needs = [_without_dropped(rows[:, j - 1]) for j in ahead]
+        self._forecasts = [*needs]
+        return self._forecasts
 
     def forecast_of(self, j: int) -> Union:
         union = self._forecast_unions[j]
@@ -348,6 +350,14 @@ def _chosen(trace: Trace, split: str, exclude: Sequence[str], most: int | None) 
     if not chosen:
         raise ValueError(f"trace {trace.header.name} has no sequences for split={split} without flags {list(exclude)}")
     return tuple(chosen)
+
+
+def _without_dropped(rows: IntArray) -> list[list[int]]:
+    """Rows [S, K] in need order as lists, without the -1 at their ends."""
+    lists: list[list[int]] = rows.tolist()
+    if rows[:, -1].min() >= 0:
+        return lists
+    return [[expert for expert in row if expert >= 0] for row in lists]
 
 
 def _in_need_order(ids: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:

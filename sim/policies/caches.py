@@ -32,9 +32,11 @@ class LRU(Pooled):
         return filterfalse(blocked.__getitem__, self._orders[pool])
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
-        pool_of, orders = self._pool_of, self._orders
+        orders = self._orders
+        order = orders[0]
         for key in keys:
-            order = orders[pool_of[key]]
+            if len(orders) > 1:
+                order = orders[self._pool_of[key]]
             if key in order:
                 del order[key]
             order[key] = None
