@@ -67,7 +67,7 @@ def masks_ignored(patch: Patch) -> None:
 
 def _with_loader(patch: Patch, change: Callable[[Loader], Loader]) -> None:
     """Every controller gets another loader than it was given."""
-    init = Controller.__init__
+    init: Callable[..., None] = Controller.__init__
 
     def mutant(self: Controller, *parts: Any) -> None:
         init(self, *parts[:-1], change(parts[-1]))
@@ -125,8 +125,8 @@ def recency_at_arrival(patch: Patch) -> None:
     ask = LRU.on_requests
 
     def mutant(self: LRU, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
-        there = [(k, w, o) for k, w, o in zip(keys, wanted, outcomes, strict=True) if o in FOUND_RESIDENT]
-        ask(self, *([row[i] for row in there] for i in range(3)), gate)  # type: ignore[arg-type]
+        there = [index for index, outcome in enumerate(outcomes) if outcome in FOUND_RESIDENT]
+        ask(self, [keys[i] for i in there], [wanted[i] for i in there], [outcomes[i] for i in there], gate)
 
     insert = LRU.on_insert
     patch.setattr(LRU, "on_requests", mutant)

@@ -33,8 +33,8 @@ from sim.policies.base import Gate
 from sim.record import Record
 from sim.run import Run
 from sim.slots import IN_FLIGHT, RESIDENT
-from sim.synthesis import ModelShape, synthesize
-from sim.trace import Trace
+from sim.synthesis import synthesize
+from sim.trace import ModelShape, Trace
 from sim.types import Outcome
 
 SEEDS = range(120)
@@ -433,4 +433,5 @@ def test_the_numbers_of_a_summary_are_sums_over_its_rows(built: tuple[Run, Resul
     idle = sum(int(parts.sum()) for parts in frames.stalls.values())
     assert frames.record.makespan_ns - idle == round(summary["compute_busy_s"] * 1e9)
     assert frames.tokens["stall_ns"].sum() == idle
-    assert frames.tokens["hits"].sum() + frames.tokens["misses"].sum() == len(frames.lookups) - counts.get("skip", 0)
+    found, missed = int(frames.tokens["hits"].sum()), int(frames.tokens["misses"].sum())
+    assert found + missed == len(frames.lookups) - counts.get("skip", 0)

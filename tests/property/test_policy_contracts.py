@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from sim.build import ROOT
-from sim.synthesis import ModelShape, synthesize
+from sim.synthesis import synthesize
+from sim.trace import ModelShape
 from sim.types import SKIP, Cause, Geometry, Outcome, Place
 from sim.workload import StepGate, Workload
 
@@ -37,7 +38,7 @@ Make = Callable[[], Any]
 
 def discover(conf: Path, group: str) -> dict[str, Make]:
     """By file name: a maker of fresh policies."""
-    return {path.stem: lambda path=path: make(conf, group, path.stem) for path in sorted((conf / group).glob("*.yaml"))}
+    return {path.stem: partial(make, conf, group, path.stem) for path in sorted((conf / group).glob("*.yaml"))}
 
 
 def make(conf: Path, group: str, name: str) -> Any:
@@ -161,7 +162,7 @@ class Life:
 
     def check(self) -> None:
         for pool in self.pools:
-            order = unchanged(self.policy, lambda pool=pool: self.victims(pool))
+            order = unchanged(self.policy, partial(self.victims, pool))
             inside = {key for key in self.resident if self.pool_of[key] == pool and not self.blocked[key]}
             assert len(order) == len(set(order))
             assert set(order) == inside, "victims must be a permutation of what may go"
@@ -232,7 +233,7 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
     choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores)
     held = SimpleNamespace(has=lambda precision, site, expert: site == 1 and (precision, expert) in resident)
     answers = unchanged(selector, lambda: list(selector.select(choice, held)))
-    permitted = [unchanged(selector, lambda score=score: selector.permitted(score)) for score in scores]
+    permitted = [unchanged(selector, partial(selector.permitted, score)) for score in scores]
     assert len(answers) == len(scores)
     for answer, allowed in zip(answers, permitted, strict=True):
         assert answer in allowed
@@ -261,18 +262,17 @@ def _gates() -> list[StepGate]:
     return gates
 
 
+def told(predictor: Any, gate: StepGate) -> list[tuple[int, list[int], list[float], list[int]]]:
+    """The forecasts, read one at a time: a supplier may use one object again and again."""
+    return [(c.site, list(c.needs), list(c.scores), list(c.tokens)) for c in predictor.predict(gate)]
+
+
 @each("predictor")
 def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(make_policy: Make) -> None:
     predictor = make_policy()
     named = 0
     for gate in _gates():
-        # The choices are read one at a time: a supplier may use one object again and again.
-        forecasts = unchanged(
-            predictor,
-            lambda gate=gate: [
-                (c.site, list(c.needs), list(c.scores), list(c.tokens)) for c in predictor.predict(gate)
-            ],
-        )
+        forecasts = unchanged(predictor, partial(told, predictor, gate))
         sites = [site for site, *_ in forecasts]
         assert all(a < b for a, b in pairwise([gate.site, *sites]))
         assert all(site < 5 and site - gate.site <= predictor.lookahead_sites for site in sites)
@@ -292,7 +292,7 @@ def test_a_placement_answers_once_for_every_key(make_policy: Make) -> None:
     held, queued = SimpleNamespace(has=lambda *key: False), SimpleNamespace(bytes_ahead=lambda link: 0)
     for gate in _gates():
         keys = [GEOMETRY.key(0, 0, expert) for expert in gate.needs]
-        answers = unchanged(placement, lambda gate=gate, keys=keys: list(placement.place(gate, keys, held, queued)))
+        answers = unchanged(placement, partial(placement.place, gate, keys, held, queued))
         assert len(answers) == len(keys)
         assert set(answers) <= set(Place)
         assert placement.constant is None or set(answers) == {placement.constant}

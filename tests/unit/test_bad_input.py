@@ -13,8 +13,8 @@ import pytest
 from omegaconf import DictConfig
 
 from sim.build import build
-from sim.synthesis import ModelShape, synthesize
-from sim.trace import write_trace
+from sim.synthesis import synthesize
+from sim.trace import ModelShape, write_trace
 
 SHAPE = ModelShape("small", "none", 4, 8, 2, 128, 120)
 Configure = Callable[..., DictConfig]

@@ -13,7 +13,8 @@ from sim.costs import FixedDurations
 from sim.policies.caches import LRU
 from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.slots import Slots
-from sim.synthesis import ModelShape, synthesize
+from sim.synthesis import synthesize
+from sim.trace import ModelShape
 from sim.types import Geometry
 from sim.workload import Workload
 

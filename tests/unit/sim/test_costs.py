@@ -18,7 +18,8 @@ MIXTRAL_EXPERT = 352_321_536
 
 
 def link(**changes: Any) -> Link:
-    return Link(**({"name": "l", "peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0} | changes))
+    values: dict[str, Any] = {"name": "l", "peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0}
+    return Link(**(values | changes))
 
 
 def compute(**changes: Any) -> Compute:

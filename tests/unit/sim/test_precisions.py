@@ -22,7 +22,7 @@ def holds(*held: tuple[int, int, int]) -> Any:
 
 def select(*scores: float, held: tuple[tuple[int, int, int], ...] = ()) -> list[int]:
     choice = SimpleNamespace(site=2, needs=list(range(len(scores))), scores=list(scores))
-    return list(ScoreThreshold("fp16", "int4", T1, T2).select(choice, holds(*held)))  # type: ignore[arg-type]
+    return list(ScoreThreshold("fp16", "int4", T1, T2).select(choice, holds(*held)))
 
 
 def test_a_threshold_belongs_to_the_better_side() -> None:
@@ -62,7 +62,7 @@ def test_permitted_names_every_variant_that_may_serve(score: float, answers: tup
 def test_equal_thresholds_leave_no_low_precision() -> None:
     selector = ScoreThreshold("fp16", "int4", 0.5, 0.5)
     choice = SimpleNamespace(site=0, needs=[0, 1], scores=[0.5, ABOVE_T1])
-    assert list(selector.select(choice, holds())) == [0, SKIP]  # type: ignore[arg-type]
+    assert list(selector.select(choice, holds())) == [0, SKIP]
 
 
 def test_thresholds_are_taken_from_the_quantiles_of_the_scores() -> None:
@@ -105,4 +105,4 @@ def test_one_precision_under_two_names_is_refused() -> None:
 def test_a_fixed_selector_knows_one_precision() -> None:
     selector = Fixed("int8")
     assert (selector.precisions, selector.constant, selector.permitted(1.0)) == (("int8",), 0, (0,))
-    assert list(selector.select(SimpleNamespace(needs=[4, 2]), holds())) == [0, 0]  # type: ignore[arg-type]
+    assert list(selector.select(SimpleNamespace(needs=[4, 2]), holds())) == [0, 0]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.synthesis import ModelShape, synthesize
-from sim.trace import DECODE, PREFILL, Trace
+from sim.synthesis import synthesize
+from sim.trace import DECODE, PREFILL, ModelShape, Trace
 from sim.workload import StepGate, Workload
 
 SITES, EXPERTS, TOP_K = 2, 4, 2
