@@ -414,6 +414,22 @@ def test_the_bytes_of_a_link_are_the_sum_of_its_pieces(built: tuple[Run, Result]
     assert len(uncut) >= len(transfers) - one.controller.loader.in_flight
 
 
+def test_what_the_end_of_a_run_cuts_has_moved_its_share_of_bytes_rounded_down(
+    configure: Callable[..., DictConfig], bundled_trace: Trace
+) -> None:
+    """Stale prefetches are kept, so that the link is busy when the last token is done."""
+    overrides = ("system=mixtral_offloading", "predictor.sites=3", "loader.prefetch_budget=all",
+                 "loader.cancel_stale=false", "trace.max_sequences=1")  # fmt: skip
+    one = build(configure(*overrides), "x", bundled_trace)
+    result = execute(one)
+    makespan = result.frames.record.makespan_ns
+    (cut,) = result.frames.transfers.filter(pl.col("end_ns") == makespan).iter_rows(named=True)
+    size = one.controller.geometry.variant_bytes[0]
+    service_ns = one.durations.transfer_ns(size)
+    assert 0 < makespan - cut["start_ns"] < service_ns
+    assert cut["moved_bytes"] == size * (makespan - cut["start_ns"]) // service_ns
+
+
 def test_the_numbers_of_a_summary_are_sums_over_its_rows(built: tuple[Run, Result]) -> None:
     one, result = built
     summary, frames = result.summary, result.frames
