@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.costs import Durations
 from sim.policies.base import IntArray, PrecisionSelector
@@ -42,23 +43,28 @@ def lower_bounds(workload: Workload, durations: Durations, selector: PrecisionSe
     item = needs.tick % geometry.sites * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
     high_slots = sum(slots.capacity_bytes) // geometry.variant_bytes[0]
-    loads = fewest_loads(needs.tick[must_be_high], item[must_be_high], high_slots, held)
+    # A gate of one token is never served in waves: any pool must hold what one token needs.
+    count = np.bincount(needs.tick)
+    whole = count[needs.tick] <= geometry.top_k
+    loads = fewest_loads(needs.tick[must_be_high], item[must_be_high], high_slots, held, whole[must_be_high])
     belady: int | None = None
     why: str | None = "variants of several sizes"
     if len(geometry.precisions) == 1:
-        belady, why = _fewest_by_pool(needs, item, slots, held), None
+        belady, why = _fewest_by_pool(needs, item, slots, held, whole), None
     return Bounds(_compute_ns(workload, durations, permitted), loads * durations.transfer_ns(geometry.variant_bytes[0]),
                   belady, why)  # fmt: skip
 
 
-def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int]) -> int:
+def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int],
+                 whole: NDArray[np.bool_] | None = None) -> int:  # fmt: skip
     """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal slots.
 
     Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the
-    most such intervals that fit are found by dropping, whenever too many overlap, the one that ends last (Belady's
-    rule). A union larger than the slots needs no special case: what is kept is counted at gate boundaries only. Valid
-    below every run because a run's residents at a boundary never exceed the slots, and each need that was not resident
-    at its gate's boundary is loaded at least once.
+    most such intervals that fit are found by dropping, whenever too many overlap, those that end last (Belady's rule).
+    At its own gate's boundary an item takes a slot anyway where ``whole`` is set for its request: such a gate's needs
+    are pinned together until the next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what
+    is kept counts. Valid below every run: its residents at a boundary never exceed the slots, and each need that was
+    not resident at its gate's boundary is loaded at least once.
     """
     next_use: dict[int, int] = {}
     upcoming: list[int] = [0] * len(item)
@@ -73,16 +79,24 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
         kept[what] = until
         heappush(ends, (-until, what))
 
-    def trim() -> None:
-        while len(kept) > slots:
+    def trim(pinned: frozenset[int]) -> None:
+        held_back = []
+        free = slots - len(pinned) + sum(what in kept for what in pinned)
+        while len(kept) > free:
             end, what = heappop(ends)
-            if kept.get(what) == -end:
+            if kept.get(what) != -end:
+                continue
+            if what in pinned:
+                held_back.append((end, what))
+            else:
                 del kept[what]
+        for entry in held_back:
+            heappush(ends, entry)
 
     for what in initial:
         if what in next_use:
             keep(what, next_use[what])
-    trim()
+    trim(frozenset())
     loads = 0
     index = 0
     while index < len(items):
@@ -94,11 +108,12 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
         for at in range(gate, index):
             if upcoming[at] >= 0:
                 keep(items[at], upcoming[at])
-        trim()
+        pinned = frozenset(items[gate:index]) if whole is not None and whole[gate] else frozenset()
+        trim(pinned if len(pinned) <= slots else frozenset())
     return loads
 
 
-def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int]) -> int:
+def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]) -> int:
     """The same, each pool on its own: what Belady's cache would load with this division of the slots."""
     pool_of = np.array(slots.pool_of, np.int64)
     pool = pool_of[item]
@@ -106,7 +121,8 @@ def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int]) 
     for number, capacity in enumerate(slots.capacity_bytes):
         mine = pool == number
         own = {key for key in held if pool_of[key] == number}
-        total += fewest_loads(needs.tick[mine], item[mine], capacity // slots.geometry.variant_bytes[0], own)
+        fit = capacity // slots.geometry.variant_bytes[0]
+        total += fewest_loads(needs.tick[mine], item[mine], fit, own, whole[mine])
     return total
 
 

@@ -324,7 +324,9 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
         size = scenario.variant_bytes[0]
         slots = sum(pool.capacity_bytes for pool in scenario.pools) // size
         initial = [scenario.pack(key) for pool in scenario.pools for key in pool.initial]
-        fewest = fewest_loads(*requests(scenario), slots, initial)
+        ticks, keys = requests(scenario)
+        whole = np.array([scenario.steps[tick // scenario.sites].rows == 1 for tick in ticks.tolist()])
+        fewest = fewest_loads(ticks, keys, slots, initial, whole)
         assert fewest <= len(one.timeline.transfers)
         seen += 1
         tight += fewest == len(one.timeline.transfers)
@@ -332,14 +334,16 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
     assert tight > 0
 
 
-def loads_by_brute_force(gates: list[frozenset[int]], slots: int, initial: frozenset[int]) -> int:
-    """Try everything that could be kept at every gate boundary. A union is there whole, however few the slots."""
+def loads_by_brute_force(gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool) -> int:
+    """Try everything that could be resident at each gate boundary: all of a gate's needs, where it is whole and fits."""
     fewest = dict.fromkeys(subsets(initial, slots), 0)
     for needs in gates:
         after: dict[frozenset[int], int] = {}
         for resident, loads in fewest.items():
             total = loads + len(needs - resident)
             for kept in subsets(resident | needs, slots):
+                if whole and len(needs) <= slots and not needs <= kept:
+                    continue
                 after[kept] = min(total, after.get(kept, total))
         fewest = after
     return min(fewest.values())
@@ -354,13 +358,14 @@ GATES = st.lists(st.frozensets(st.integers(0, 4), min_size=1, max_size=3), min_s
 
 
 @settings(max_examples=300, deadline=None)
-@given(gates=GATES, slots=st.integers(0, 4), initial=st.frozensets(st.integers(0, 4), max_size=3))
+@given(gates=GATES, slots=st.integers(0, 4), initial=st.frozensets(st.integers(0, 4), max_size=3), whole=st.booleans())
 def test_the_fewest_loads_are_those_of_brute_force(
-    gates: list[frozenset[int]], slots: int, initial: frozenset[int]
+    gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool
 ) -> None:
     ticks = np.array([tick for tick, needs in enumerate(gates) for _ in needs])
     items = np.array([item for needs in gates for item in needs])
-    assert fewest_loads(ticks, items, slots, initial) == loads_by_brute_force(gates, slots, initial)
+    found = fewest_loads(ticks, items, slots, initial, np.full(len(ticks), whole))
+    assert found == loads_by_brute_force(gates, slots, initial, whole)
 
 
 # ---- runs that are built ---------------------------------------------------------------------------------------------
