@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sim.build import build
 from sim.execute import execute
-from sim.outputs import print_summary, write_outputs
+from sim.outputs import check_writable, print_summary, write_outputs
 
 CONF = str(Path(__file__).parents[1] / "conf")
 
@@ -26,12 +26,12 @@ def main(cfg: DictConfig) -> None:
     """One run. Exit code 2, one line and nothing written for a configuration that cannot run."""
     started = time.perf_counter()
     output_dir = Path(cfg.output_dir)
+    _forget(Path(HydraConfig.get().runtime.output_dir))
     try:
         run = build(cfg, _system_name())
+        check_writable(output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        if output_dir.is_dir() and not any(output_dir.iterdir()):
-            output_dir.rmdir()
         sys.exit(2)
     result = execute(run, progress=Console(stderr=True))
     summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
@@ -47,7 +47,14 @@ def _system_name() -> str:
     """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit precision=fp16``."""
     chosen = HydraConfig.get()
     swapped = [word for word in chosen.overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in MECHANISMS]
-    return " ".join([str(chosen.runtime.choices["system"] or "custom"), *swapped])
+    return " ".join([str(chosen.runtime.choices.get("system") or "custom"), *swapped])
+
+
+def _forget(folder: Path) -> None:
+    """Remove the folder that hydra makes for every run, and the parents it made: nothing has been written yet."""
+    while folder != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ class TraceChoice:
     exclude: Sequence[str]
     max_sequences: int | None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise ValueError(f"trace.path={self.path!r} must be the directory of a trace")
+        if isinstance(self.exclude, str) or not all(isinstance(flag, str) for flag in self.exclude):
+            raise ValueError(f"trace.exclude={self.exclude!r} must be a list of flags, such as [has_repetition]")
+        if self.max_sequences is not None:
+            require_number("trace.max_sequences", self.max_sequences, minimum=1, whole=True)
+
 
 @dataclass(frozen=True)
 class WorkloadChoice:
@@ -61,6 +69,11 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     if cfg.timeline_steps is not None:
         require_number("timeline_steps", cfg.timeline_steps, minimum=1, whole=True)
     require_number("seed", cfg.seed, whole=True)
+    for name in (*PARTS, "budget"):
+        if not OmegaConf.is_dict(cfg.get(name)):
+            raise ValueError(
+                f"{name}={cfg.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
+            )
     part = {name: _part(cfg, name) for name in PARTS}
     model, hardware, choice = part["model"], part["hardware"], part["trace"]
     predictor, cache, selector = part["predictor"], part["cache"], part["precision"]

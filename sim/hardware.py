@@ -68,6 +68,8 @@ class Hardware:
     source: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.link, Link) or not isinstance(self.compute, Compute):
+            raise ValueError(f"hardware {self.name} needs a link and a compute section, each with its _target_")
         require_number("hardware.memory_gib", self.memory_gib, minimum=1e-9)
         require_number("hardware.reserved_gib", self.reserved_gib)
         if self.validated not in ("measured", "emulated", "none"):

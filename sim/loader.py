@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.types import PrefetchOutcome
+from sim.units import require_flag
 
 UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 
@@ -30,6 +31,8 @@ class Loader:
     low_for_high: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("promote", "cancel_stale", "demand_first", "low_for_high"):
+            require_flag(f"loader.{name}", getattr(self, name))
         known = {
             "depth": ("all", "first_missing"),
             "queue": ("append", "replace"),
@@ -49,13 +52,14 @@ class Loader:
         }
         for name, values in known.items():
             value = getattr(self, name)
-            if value in values:
+            if value in values and not isinstance(value, bool):
                 continue
             allowed = ", ".join(str(v) for v in values)
             why = "is not built yet" if value in planned.get(name, ()) or name == "chunk_bytes" else "is unknown"
             raise ValueError(f"loader.{name}={value} {why}; allowed: {allowed}")
         budget = self.prefetch_budget
-        if budget not in ("all", "until_next_gate") and (not isinstance(budget, int) or budget < 0):
+        is_count = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0
+        if budget not in ("all", "until_next_gate") and not is_count:
             raise ValueError(
                 f"loader.prefetch_budget={budget} is unknown; allowed: all, until_next_gate, or a count >= 0"
             )

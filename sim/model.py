@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from sim.trace_header import ModelShape
-from sim.units import require_number
+from sim.units import require_flag, require_number
 
 PRECISION_BITS = {"fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4": 4.0, "int2": 2.0}
 """Stored bits a weight, without group metadata."""
@@ -41,6 +41,8 @@ class Model:
         for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate", "heads", "kv_heads", "head_dim",
                      "vocab", "expert_matrices"):  # fmt: skip
             require_number(f"model.{name}", getattr(self, name), minimum=1, whole=True)
+        require_number("model.dense_bits", self.dense_bits, minimum=1)
+        require_flag("model.tied_embeddings", self.tied_embeddings)
         if self.top_k > self.experts:
             raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
         if (self.gates_of is None) != (self.sizes_of is None):

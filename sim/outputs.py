@@ -41,6 +41,16 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
         shutil.rmtree(building, ignore_errors=True)
 
 
+def check_writable(directory: Path) -> None:
+    """Raise OSError, before any work is done, if nothing can be written into ``directory`` (made if it is new)."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OSError(f"output_dir={directory} cannot be written ({error}); choose another one") from error
+
+
 def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:
     path.write_text(json.dumps(content, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -40,6 +40,12 @@ def seconds(value_ns: int) -> float:
     return value_ns / NS_PER_S
 
 
+def require_flag(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be true or false")
+
+
 def require_number(name: str, value: object, *, minimum: float = 0.0, whole: bool = False) -> None:
     """Raise ValueError unless ``value`` is a finite number of at least ``minimum`` (a whole one, if asked)."""
     kind = "a whole number" if whole else "a number"

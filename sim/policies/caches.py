@@ -168,8 +168,9 @@ class WeightedScore(Pooled):
     def __init__(self, weights: Mapping[str, float], scope: str = "precision", shares: Sequence[float] = (0.8, 0.2),
                  initial: str = "ascending") -> None:  # fmt: skip
         super().__init__(scope, shares, initial)
-        if set(weights) != set(self.TERMS) or min(weights.values()) < 0:
-            raise ValueError(f"cache weights need {', '.join(self.TERMS)}, each >= 0; got {dict(weights)}")
+        numbers = [w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool) and w >= 0]
+        if set(weights) != set(self.TERMS) or len(numbers) != len(self.TERMS):
+            raise ValueError(f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got {dict(weights)}")
         self.weights = tuple(float(weights[term]) for term in self.TERMS)
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:

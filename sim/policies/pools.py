@@ -28,8 +28,8 @@ class Pooled:
             raise ValueError(f"unknown initial cache {initial!r}; known: {', '.join(INITIALS)}")
         if (scope == "precision") != bool(shares):
             raise ValueError(f"cache shares go with scope=precision, got scope={scope} shares={list(shares)}")
-        if any(share <= 0 for share in shares):
-            raise ValueError(f"cache shares must be > 0, got {list(shares)}")
+        if not all(isinstance(share, int | float) and share > 0 for share in shares):
+            raise ValueError(f"cache.shares must be numbers > 0, got {list(shares)}")
         self.scope = scope
         self.shares = tuple(shares)
         self.initial = initial

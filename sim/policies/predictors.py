@@ -30,8 +30,8 @@ class GateLookahead:
     """
 
     def __init__(self, sites: int) -> None:
-        if sites < 1:
-            raise ValueError(f"gate lookahead needs sites >= 1, got {sites}; use predictor=none for no prediction")
+        if not isinstance(sites, int) or isinstance(sites, bool) or sites < 1:
+            raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1; or choose predictor=none")
         self.lookahead_sites = sites
         self._ahead = range(1, sites + 1)
 

@@ -335,7 +335,7 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
 
 
 def loads_by_brute_force(gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool) -> int:
-    """Try everything that could be resident at each gate boundary: all of a gate's needs, where it is whole and fits."""
+    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is whole and fits."""
     fewest = dict.fromkeys(subsets(initial, slots), 0)
     for needs in gates:
         after: dict[frozenset[int], int] = {}

@@ -84,6 +84,17 @@ CASES = {
         r"128 x 120.* 4096 x 120; .*say so: model\.gates_of=small model\.sizes_of=small",
     ),
     "no trace there": ("trace.path=nowhere", r"header\.json.*cannot be read .*name the directory of a trace"),
+    "a count that is no number": ("trace.max_sequences=two", r"trace\.max_sequences='two' must be a whole number"),
+    "no sequences": ("trace.max_sequences=-1", r"trace\.max_sequences=-1 must be a whole number >= 1"),
+    "a flag that is no list": ("trace.exclude=abc", r"trace\.exclude='abc' must be a list of flags"),
+    "a link taken away": ("hardware.link=null", r"needs a link and a compute section"),
+    "a section taken away": ("budget=null", r"budget=None must be a section of values"),
+    "a switch that is none": ("loader.promote=maybe", r"loader\.promote='maybe' must be true or false"),
+    "true for a count": ("loader.prefetch_budget=true", r"loader\.prefetch_budget=True is unknown; allowed: all"),
+    "true for a number": ("loader.in_flight=true", r"loader\.in_flight=True is unknown; allowed: 1, 2"),
+    "half a site": ("predictor.sites=2.5", r"predictor\.sites=2\.5 must be a whole number >= 1"),
+    "a weight that is no number": ("cache.weights.lru=x", r"cache\.weights need lru, lfu, lhu, fld, each a number"),
+    "files nobody asked for": ("outputs=some", r"unknown outputs=some; allowed: all, summary"),
     "a split that is none": ("trace.split=test", r"trace\.split=test; allowed: fit, eval, all"),
 }  # fmt: skip
 
@@ -158,6 +169,23 @@ def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace
     place, folder = harmed(small_trace, tmp_path / "trace", "truncated"), tmp_path / "empty"
     folder.mkdir()
     assert "routes.parquet: sha256" in refused(folder, *SMALL, f"trace.path={place}")
+
+
+def test_a_refusal_leaves_no_dated_folder_of_hydras(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "budget.resident_share=2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, small_trace: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = sim(tmp_path, *SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "output_dir=file/out")
+    assert done.returncode == 2, done
+    assert re.fullmatch(r"error: output_dir=file/out cannot be written .*; choose another one\n", done.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_key_that_there_is_not_is_refused_by_hydra_with_its_exit_code(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def bounds(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = 
 
 
 def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -> None:
-    """12 needs of 8. Four slots, two of them taken by each gate's own pair: one site's 0 and 1 can stay, 12 - 2 loads."""
+    """12 needs of 8. Four slots, two of them taken by each gate's own pair: one site's 0 and 1 stay, 12 - 2 loads."""
     found = bounds(Fixed("fp16"), 32)
     assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 8, 10 * 100)
     assert (found.belady_loads, found.why_no_belady, found.lower_ns) == (10, None, 1000)

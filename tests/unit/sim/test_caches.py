@@ -260,9 +260,11 @@ def test_what_is_evicted_or_blocked_is_not_offered() -> None:
     assert worst_first(policy, 3) == [0]
 
 
-@pytest.mark.parametrize("weights", [{"lru": 1.0}, {"lru": 1, "lfu": 1, "lhu": 1, "fld": -1}, {}])
+@pytest.mark.parametrize(
+    "weights", [{"lru": 1.0}, {"lru": 1, "lfu": 1, "lhu": 1, "fld": -1}, {"lru": "x", "lfu": 1, "lhu": 1, "fld": 1}, {}]
+)
 def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="cache weights need lru, lfu, lhu, fld, each >= 0"):
+    with pytest.raises(ValueError, match=r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0"):
         WeightedScore(weights)
 
 

@@ -100,7 +100,7 @@ def test_an_empty_start_holds_nothing() -> None:
         ({"initial": "warm"}, "unknown initial cache 'warm'; known: ascending, empty"),
         ({"shares": (0.5, 0.5)}, r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\]"),
         ({"scope": "precision"}, r"shares go with scope=precision, got scope=precision shares=\[\]"),
-        ({"scope": "precision", "shares": (1.0, 0.0)}, r"shares must be > 0, got \[1.0, 0.0\]"),
+        ({"scope": "precision", "shares": (1.0, 0.0)}, r"shares must be numbers > 0, got \[1.0, 0.0\]"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: str) -> None:

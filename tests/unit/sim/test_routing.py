@@ -49,9 +49,7 @@ def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[in
 
 @pytest.mark.parametrize(("score", "group", "weight"), list(itertools.product(SCORES, GROUPS, WEIGHTS)))
 @pytest.mark.parametrize("bias", [None, BIAS])
-def test_route_equals_brute_force(
-    score: str, group: str | None, weight: str, bias: tuple[float, ...] | None
-) -> None:
+def test_route_equals_brute_force(score: str, group: str | None, weight: str, bias: tuple[float, ...] | None) -> None:
     # Identity scores are probabilities where models use them; negative ones have no meaning as weights.
     logits = np.random.default_rng(7).normal(size=(4, 5, NUM_EXPERTS)).astype(np.float32)
     logits = np.abs(logits) if score == "identity" else logits
