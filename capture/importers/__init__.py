@@ -1,0 +1,1 @@
+"""Published formats of routing: one module each, and what they share in `source`."""
