@@ -25,7 +25,7 @@ MECHANISMS = ("predictor", "cache", "precision", "placement", "loader")
 def main(cfg: DictConfig) -> None:
     """One run. Exit code 2, one line and nothing written for a configuration that cannot run."""
     started = time.perf_counter()
-    output_dir = Path(cfg.output_dir)
+    output_dir = Path(str(cfg.output_dir))
     _forget(Path(HydraConfig.get().runtime.output_dir))
     try:
         run = build(cfg, _system_name())
@@ -33,8 +33,13 @@ def main(cfg: DictConfig) -> None:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    result = execute(run, progress=Console(stderr=True))
-    summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
+    try:
+        result = execute(run, progress=Console(stderr=True))
+    except KeyboardInterrupt:
+        _forget(output_dir)
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+    summary = {**result.summary, "overrides": _changed(), "wall_s": round(time.perf_counter() - started, 3)}
     full = cfg.outputs == "all"
     write_outputs(output_dir, summary, run.config, result.frames if full else None,
                   run.controller.loader.wait == "wait_all", cfg.timeline_steps)  # fmt: skip
@@ -48,6 +53,14 @@ def _system_name() -> str:
     chosen = HydraConfig.get()
     swapped = [word for word in chosen.overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in MECHANISMS]
     return " ".join([str(chosen.runtime.choices.get("system") or "custom"), *swapped])
+
+
+def _changed() -> list[str]:
+    """What else was changed on the command line: the machine, the model, the trace, the workload."""
+    groups = ("hardware", "model", "trace", "workload")
+    return [
+        word for word in HydraConfig.get().overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in groups
+    ]
 
 
 def _forget(folder: Path) -> None:

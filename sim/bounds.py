@@ -42,7 +42,8 @@ def lower_bounds(workload: Workload, durations: Durations, selector: PrecisionSe
     must_be_high = np.array([answers == (0,) for answers in permitted], np.bool_)
     item = needs.tick % geometry.sites * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
-    high_slots = sum(slots.capacity_bytes) // geometry.variant_bytes[0]
+    # The budget, not what this cache makes of it: the bound is for every cache.
+    high_slots = geometry.capacity_bytes // geometry.variant_bytes[0]
     # A gate of one token is never served in waves: any pool must hold what one token needs.
     count = np.bincount(needs.tick)
     whole = count[needs.tick] <= geometry.top_k

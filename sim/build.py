@@ -26,6 +26,7 @@ from sim.workload import Workload
 ROOT = Path(__file__).parents[1]
 """The project's folder: relative paths that do not exist below the working directory are looked up here."""
 
+SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "precision", "placement", "loader")
 
@@ -69,6 +70,11 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     if cfg.timeline_steps is not None:
         require_number("timeline_steps", cfg.timeline_steps, minimum=1, whole=True)
     require_number("seed", cfg.seed, whole=True)
+    known = {*PARTS, *SETTINGS}
+    if unknown := [str(name) for name in cfg if name not in known]:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    if unknown := [f"budget.{name}" for name in cfg.get("budget") or () if name != "resident_share"]:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.resident_share")
     for name in (*PARTS, "budget"):
         if not OmegaConf.is_dict(cfg.get(name)):
             raise ValueError(

@@ -57,7 +57,12 @@ def main() -> None:
     console.print(report)
     console.print(_answer(cells), soft_wrap=True)
     (args.output_dir / "table.json").write_text(
-        json.dumps([cell.summary for cell in cells.values()], indent=1) + "\n", encoding="utf-8"
+        json.dumps(
+            [{**cell.summary, f"speedup_over_{BASELINE}": _speedup(cells, *where)} for where, cell in cells.items()],
+            indent=1,
+        )
+        + "\n",
+        encoding="utf-8",
     )
     _draw(args.output_dir / "comparison.png", cells)
     console.print(f"files: {args.output_dir}/comparison.png, table.json, timeline.json (open it in ui.perfetto.dev)")
@@ -71,7 +76,8 @@ def _configuration(system: str, share: float) -> DictConfig:
 
 
 def _write_timeline(path: Path, result: Result, wait_all: bool) -> None:
-    path.write_text(json.dumps(trace_events(result.frames, wait_all, 256)) + "\n", encoding="utf-8")
+    run = {name: result.summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
+    path.write_text(json.dumps(trace_events(result.frames, wait_all, 256, run)) + "\n", encoding="utf-8")
 
 
 def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> tuple[float, float, float]:

@@ -33,7 +33,8 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
         if frames is not None:
             for name, table in frames.tables().items():
                 table.write_parquet(building / f"{name}.parquet", compression="zstd")
-            _write_json(building / "timeline.json", trace_events(frames, wait_all, timeline_steps))
+            run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
+            _write_json(building / "timeline.json", trace_events(frames, wait_all, timeline_steps, run))
             (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         for path in sorted(building.iterdir()):
             os.replace(path, directory / path.name)
@@ -42,9 +43,11 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
 
 
 def check_writable(directory: Path) -> None:
-    """Raise OSError, before any work is done, if nothing can be written into ``directory`` (made if it is new)."""
+    """Raise OSError, before any work is done, unless ``directory`` (made if it is new) is empty and can be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise OSError("it is not empty")
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
@@ -84,7 +87,9 @@ def _label(summary: Summary) -> str | None:
     """What a reader must know of the gates: transplanted, synthetic, or nothing."""
     trace = summary["trace"]
     labels = [trace["gates"]] if "TRANSPLANTED" in trace["gates"] else []
-    return "; ".join(labels + ["SYNTHETIC gates"] * (trace["source"] == "synthetic")) or None
+    labels += ["SYNTHETIC gates"] * (trace["source"] == "synthetic")
+    changed = summary.get("overrides", [])
+    return "; ".join(labels + ([f"with {' '.join(changed)}"] if changed else [])) or None
 
 
 def answer(summary: Summary) -> str:
@@ -97,9 +102,18 @@ def answer(summary: Summary) -> str:
     if interval is not None:
         speed += f" (95 %: {interval[0]:.3g} to {interval[1]:.3g})"
     because = f", mostly {main.replace('_', ' ')}" if main else ""
-    gap = "" if summary["gap"] is None else f"; no system can be more than {1 + summary['gap']:.2f}x as fast"
+    gap = summary["gap"]
+    bound = (
+        ""
+        if gap is None
+        else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
+    )
+    quality = summary["quality_proxy"]
+    lossy = ""
+    if quality["low_share"] or quality["skip_share"]:
+        lossy = f"; lossy: {quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
     share = summary["budget"]["resident_share"]
     label = _label(summary)
     note = f" [{label}]" if label else ""
     return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} "
-            f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{gap}.{note}")  # fmt: skip
+            f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip

@@ -5,7 +5,7 @@ Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -16,8 +16,8 @@ COMPUTE_TRACK, LINK_TRACK = 1, 2
 Event = dict[str, Any]
 
 
-def trace_events(frames: Frames, wait_all: bool, steps: int | None) -> dict[str, Any]:
-    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all)."""
+def trace_events(frames: Frames, wait_all: bool, steps: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run`` says of which run."""
     total = len(frames.workload.steps)
     shown = total if steps is None else min(steps, total)
     until_ns = frames.record.step_end_ns[shown - 1]
@@ -28,7 +28,7 @@ def trace_events(frames: Frames, wait_all: bool, steps: int | None) -> dict[str,
     events += _transfers(frames, until_ns, starts)
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"steps_shown": shown, "steps": total, "time_unit": "us"},
+        "otherData": {**run, "steps_shown": shown, "steps": total, "time_unit": "us"},
         "traceEvents": events,
     }
 

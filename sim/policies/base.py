@@ -97,7 +97,9 @@ class CachePolicy(Protocol):
         """Called once, before the run."""
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
-        """Resident keys of the pool that are not blocked, least valuable first, lazily.
+        """Resident keys of the pool that are not blocked, each once, least valuable first, lazily.
+
+        A question: asking, or taking only some, changes nothing. What is evicted is told by ``on_evict``.
 
         ``blocked`` is one of two bytearrays over all keys that live for the whole run.
         """

@@ -94,6 +94,8 @@ CASES = {
     "true for a number": ("loader.in_flight=true", r"loader\.in_flight=True is unknown; allowed: 1, 2"),
     "half a site": ("predictor.sites=2.5", r"predictor\.sites=2\.5 must be a whole number >= 1"),
     "a weight that is no number": ("cache.weights.lru=x", r"cache\.weights need lru, lfu, lhu, fld, each a number"),
+    "a key that hydra was told to add": ("+sytem=lru", r"unknown settings sytem; known: budget, cache, "),
+    "a budget that is none": ("+budget.resident_shar=0.25", r"unknown settings budget\.resident_shar; known: budget\."),
     "files nobody asked for": ("outputs=some", r"unknown outputs=some; allowed: all, summary"),
     "a split that is none": ("trace.split=test", r"trace\.split=test; allowed: fit, eval, all"),
 }  # fmt: skip
@@ -186,6 +188,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     assert done.returncode == 2, done
     assert re.fullmatch(r"error: output_dir=file/out cannot be written .*; choose another one\n", done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_runs_are_not_mixed_in_one_folder(tmp_path: Path, small_trace: Path) -> None:
+    words = (*SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "output_dir=mine")
+    assert sim(tmp_path, *words).returncode == 0
+    again = sim(tmp_path, *words, "system=lru")
+    assert again.returncode == 2
+    assert again.stderr == "error: output_dir=mine cannot be written (it is not empty); choose another one\n"
 
 
 def test_a_key_that_there_is_not_is_refused_by_hydra_with_its_exit_code(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sim.bounds import fewest_loads, lower_bounds
 from sim.costs import FixedDurations
-from sim.policies.caches import LRU
+from sim.policies.caches import LRU, Transient
 from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.slots import Slots
 from sim.synthesis import synthesize
@@ -135,3 +135,10 @@ def test_a_need_that_low_precision_may_serve_is_computed_at_low_and_loads_nothin
 def test_a_need_that_may_be_skipped_costs_nothing() -> None:
     found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.6), 32, (8, 2))
     assert found.compute_ns == DENSE + 6 * 8
+
+
+def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it() -> None:
+    """``Transient`` uses two slots of the four: Belady in its pool loads 12 times, another cache need only 10."""
+    geometry = Geometry(2, 4, 2, ("fp16",), (16.0,), (8,), 32)
+    found = lower_bounds(workload(), DURATIONS, Fixed("fp16"), Slots(geometry, Transient()))
+    assert (found.belady_loads, found.link_ns) == (12, 1000)
