@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sim.types import PrefetchOutcome
 from sim.units import seconds
 
 SCHEMA = 1
-VERSION = "0.1.0"
+VERSION = version("moe-offload-lab")
 FOUND_RESIDENT = ("hit", "high_for_low")
 Floats = NDArray[np.float64]
 
