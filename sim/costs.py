@@ -8,12 +8,16 @@ from typing import Protocol
 
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
-from sim.types import Step
+from sim.types import HostCosts, Step
 from sim.units import GIB, gib
 
 
 class Durations(Protocol):
     """What a driver needs to know about time on this machine for this model."""
+
+    host: HostCosts
+    prediction_ns: int
+    """From a gate to its forecasts, where the predictor has a latency."""
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         """The work before each site's gate, [S]."""
@@ -21,11 +25,17 @@ class Durations(Protocol):
     def tail_ns(self, step: Step) -> int:
         """The work after the last site."""
 
-    def expert_ns(self, precision: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         """Computing one expert for ``tokens`` rows."""
 
-    def transfer_ns(self, moved_bytes: int) -> int:
-        """One transfer's service on the link."""
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        """The same on the CPU, with the round trip of its activations."""
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        """One service on a link that nothing else shares."""
+
+    def latency_ns(self, link: int) -> int:
+        """The part of every service on a link that draws no bandwidth."""
 
 
 class FixedDurations:

@@ -61,7 +61,8 @@ class Geometry:
     """The experts of a run as keys and bytes.
 
     ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with it (bits a
-    weight; bytes of one expert). ``capacity_bytes`` is what the expert slots of the device may hold in all.
+    weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may hold in all.
+    ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
     """
 
@@ -72,6 +73,11 @@ class Geometry:
     bits: tuple[float, ...]
     variant_bytes: tuple[int, ...]
     capacity_bytes: int
+    site_bytes: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.site_bytes is not None and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes:
+            raise ValueError(f"variant_bytes {self.variant_bytes} must be the largest of site_bytes, by precision")
 
     @property
     def units(self) -> int:
@@ -88,6 +94,12 @@ class Geometry:
 
     def key(self, precision: int, site: int, unit: int) -> int:
         return (precision * self.sites + site) * self.units + unit
+
+    def bytes_of(self, key: int) -> int:
+        precision = key // self.plane
+        if self.site_bytes is None:
+            return self.variant_bytes[precision]
+        return self.site_bytes[precision][self.site_of(key)]
 
     def precision_of(self, key: int) -> int:
         return key // self.plane
@@ -121,7 +133,8 @@ class Step:
     """One forward call: token-rows ``start .. stop`` of the workload.
 
     ``token`` is the number of tokens of its sequence so far, itself included (of several: the largest); ``begins`` and
-    ``ends`` are the sequences whose first and last step this is. ``decode`` is false for prefill and chunks.
+    ``ends`` are the sequences whose first and last step this is. ``decode`` is true where every row is a decoded one.
+    ``sites`` are those that the step visits, ascending.
     """
 
     index: int
@@ -132,10 +145,54 @@ class Step:
     decode: bool
     begins: tuple[int, ...]
     ends: tuple[int, ...]
+    sites: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Route:
+    """The links between the experts' home and the device, as far as decisions depend on them.
+
+    ``engines`` and ``cut_through`` are by link, link 0 at the device; a link of ``cut_through`` hands on to the next
+    link inwards from its head (``head_bytes``). ``ram_link`` is the link at whose inner end a managed RAM tier of
+    ``ram_bytes`` lies, or None.
+    """
+
+    engines: tuple[int, ...] = (1,)
+    cut_through: tuple[bool, ...] = (False,)
+    head_bytes: int = 1 << 20
+    ram_link: int | None = None
+    ram_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.engines or min(self.engines) < 1 or len(self.cut_through) != len(self.engines):
+            raise ValueError(f"a route needs engines >= 1 and cut_through for each link, got {self}")
+        if self.cut_through[0]:
+            raise ValueError("link 0 ends at the device: it has no next link to cut through to")
+        for link, (engines, forwards) in enumerate(zip(self.engines, self.cut_through, strict=True)):
+            if forwards and engines > 1:
+                raise ValueError(f"link {link} has {engines} engines: cut_through needs one")
+        if self.ram_link is not None and not 1 <= self.ram_link < len(self.engines):
+            raise ValueError(f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}")
+        if self.head_bytes < 1:
+            raise ValueError(f"head_bytes={self.head_bytes} must be >= 1")
+
+    @property
+    def links(self) -> int:
+        return len(self.engines)
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """Host time in ns: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
+
+    sync_ns: int = 0
+    issue_ns: int = 0
+    wake_ns: int = 0
+    post_ns: int = 0
 
 
 class CapacityError(ValueError):
