@@ -1,126 +1,138 @@
-"""The decision core: pins, masks, lookups and queues. No clock, no tensor, no I/O.
+"""The decision core: pins, masks, lookups and forecasts. No clock, no tensor, no I/O.
 
 Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md section 3; the controller
-answers what to do. A gate pins its needs, looks each up, queues demands and then prefetches; a slot (``sim.slots``) is
-claimed when a transfer is issued. Everything is int arithmetic on Python lists: a gate whose needs are all resident
-costs a handful of list operations.
+answers what to do. A gate pins its needs, looks each up, queues demands and then prefetches; what happens to them from
+there on is the lower half's (``sim.transfers``). Everything is int arithmetic on Python lists: a gate whose needs are
+all resident costs a handful of list operations.
 
-What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``transfer_*`` once an
-issue.
+What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``issued`` once a
+transfer.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from dataclasses import dataclass
 
-from sim.loader import NO_TRANSFER, Loader, Transfer
-from sim.policies.base import CachePolicy, Choice, Gate, Placement, PrecisionSelector, Predictor
-from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
-from sim.types import SKIP, Cause, Geometry, Outcome, Place, PrefetchOutcome
+from sim.loader import Loader, Transfer
+from sim.policies.base import (
+    CachePolicy,
+    Choice,
+    FloatArray,
+    Gate,
+    IntArray,
+    Payload,
+    Placement,
+    PrecisionSelector,
+    Predictor,
+)
+from sim.policies.payloads import Whole
+from sim.slots import ABSENT, IN_FLIGHT, RESIDENT
+from sim.transfers import HIT, MISS, QUEUE_PREFETCH, Transfers
+from sim.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
-# Plain ints: members of an IntEnum are looked up and compared several times slower.
-HIT, MISS, PROMOTED, LATE = int(Outcome.HIT), int(Outcome.MISS), int(Outcome.PROMOTED), int(Outcome.LATE)
-USED, EVICTED_UNUSED = int(PrefetchOutcome.USED), int(PrefetchOutcome.EVICTED_UNUSED)
-CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
-DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
+PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
+CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
+USED = int(PrefetchOutcome.USED)
+ONE_LINK = Route()
+WHOLE = Whole()
 FIRST_USE = -1
 """A hit that settles a prefetch; becomes HIT before anyone sees it."""
 FOUND = (MISS, PROMOTED, LATE, HIT, FIRST_USE)
 """What a lookup finds, by state, where only one variant is in play."""
+PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
+
+Answer = tuple[list[int], dict[int, Transfer] | None]
 
 
-class Event(IntEnum):
-    """Kinds of the rows (call, kind, key, value) in ``Controller.events``; value: the key evicted for it, or -1."""
+@dataclass(frozen=True)
+class Kept:
+    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it is not there yet."""
 
-    QUEUE_PREFETCH = 0
-    CANCEL = 1
-    DROP_NO_SLOT = 2
-    ISSUE = 3
-    EVICT = 4
+    site: int
+    needs: Sequence[int]
+    tokens: Sequence[int]
+    scores: Sequence[float]
+    experts: IntArray
+    weights: FloatArray
 
 
-QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Event)
+class Controller(Transfers):
+    """Decides for one run; not thread-safe, a driver holds one lock around each call.
 
-
-class Controller:
-    """Decides for one run; not thread-safe, a driver holds one lock around each call."""
+    ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take effect at
+    ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are streamed.
+    """
 
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
-                 placement: Placement, loader: Loader) -> None:  # fmt: skip
-        if placement.constant != Place.LOAD:
-            raise ValueError("placement: only load is built yet (CPU placement is not)")
-        self.geometry, self.loader = geometry, loader
-        self.predictor, self.cache, self.selector = predictor, cache, selector
-        self.slots = Slots(geometry, cache)
-        # The hot path reads these; Slots owns them.
-        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
-        self._key_bytes = self.slots.key_bytes
+                 placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
+                 payload: Payload = WHOLE, predicts_later: bool = False, dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
+        self.predictor, self.selector, self.placement = predictor, selector, placement
+        self.predicts_later = predicts_later
         self._rows = [
             [[geometry.key(p, site, unit) for unit in range(geometry.units)] for site in range(geometry.sites)]
             for p in range(len(geometry.precisions))
         ]
-        # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
-        self._always_fit = min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
-        self._plain = selector.constant == 0 and len(geometry.precisions) == 1
-        self._zeros = [[0] * count for count in range(geometry.experts + 1)]
-        self._prepare_queues()
+        self._loads_all = placement.constant == Place.LOAD
+        self._prepare_gates()
         self._prepare_records()
 
-    def _prepare_queues(self) -> None:
-        sites = self.geometry.sites
-        self._demands: deque[Transfer] = deque()
-        # With demand_first off there is one queue, so both names mean the same deque.
-        self._prefetches: deque[Transfer] = deque() if self.loader.demand_first else self._demands
-        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
-        self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
+    def _prepare_gates(self) -> None:
+        sites, loader, geometry = self.geometry.sites, self.loader, self.geometry
+        one_at_a_time = loader.replay_unit == "access"
+        overflows = loader.retention == "after_batch"
+        # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
+        fit = min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
+        self._always_fit = 1 if one_at_a_time else geometry.experts if overflows else fit
+        one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
+        self._plain = one_variant and self._loads_all and not self._stages
+        self._one_at_a_time, self._trims = one_at_a_time, overflows
+        # What happens at a gate besides lookups and forecasts.
+        self._has_extras = self.ram is not None or loader.dense_slots > 0
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
-        budget = self.loader.prefetch_budget
+        budget = loader.prefetch_budget
         self._budget = budget if isinstance(budget, int) else -1  # never used up
-        self._replaces = self.loader.queue == "replace"
-        self._stops_at_missing = self.loader.depth == "first_missing"
-        self._cancels_all = self.loader.prefetch_budget == "until_next_gate"
+        self._replaces = loader.queue == "replace"
+        self._stops_at_missing = loader.depth == "first_missing"
+        self._cancels_all = loader.prefetch_budget == "until_next_gate"
         self._masks: list[Sequence[int]] = [()] * sites
         self._pins: list[int] = []
         self._pins_site = 0
+        self._outside: list[int] = []  # of the pins, those that no pool may hold
         self._gate: Gate | None = None
         self._wanted: Sequence[int] = ()
         self._pool_pinned: list[int] = []
+        self._predictions: dict[int, tuple[int, list[Kept]]] = {}
+        self._gate_call_of = [0] * sites
         self.waiting = 0
 
     def _prepare_records(self) -> None:
-        self.calls = 0
-        self.issued: list[Transfer] = []
+        self._zeros = [[0] * count for count in range(self.geometry.experts + 1)]
         self.admitted: Sequence[int] = ()
         self.gate_calls: list[int] = []
         self.wave_calls: list[int] = []  # (call, needs admitted) of each need_done
         self.lookup_keys: list[int] = []
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
-        self.events: list[int] = []
-        self._never_issued = [0] * len(PrefetchOutcome)
 
-    @property
-    def num_issued(self) -> int:
-        return len(self.issued)
-
-    # ---- what a policy may ask
-
-    def has(self, precision: int, site: int, expert: int) -> bool:
-        return self.state[self._rows[precision][site][expert]] >= RESIDENT
-
-    # ---- calls of the driver
+    # ---- calls of the driver (those about transfers: sim.transfers)
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1
         self.cache.on_sequence(sequence, True)
+        if self.ram is not None:
+            self.ram.cache.on_sequence(sequence, True)
 
     def end_sequence(self, sequence: int) -> None:
         self.calls += 1
+        if self._trims:
+            self._trim()
         self.cache.on_sequence(sequence, False)
+        if self.ram is not None:
+            self.ram.cache.on_sequence(sequence, False)
 
-    def gate(self, gate: Gate) -> tuple[list[int], dict[int, Transfer] | None]:
+    def gate(self, gate: Gate) -> Answer:
         """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or None.
 
         ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
@@ -128,18 +140,11 @@ class Controller:
         self.calls = call = self.calls + 1
         self.gate_calls.append(call)
         site, needs = gate.site, gate.needs
-        state, pinned, blocked = self.state, self.pinned, self.blocked
-        for key in self._pins:
-            pinned[key] = blocked[key] = 0
-        masks = self._masks
-        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
-        for key in masks[self._pins_site]:
-            blocked[key] = 1
-        for key in masks[site]:
-            blocked[key] = 0
-        masks[site] = ()
-        self._pins_site = site
+        if self._trims:
+            self._trim()
+        self._unpin(site)
         if self._plain and len(needs) <= self._always_fit:
+            state, pinned, blocked = self.state, self.pinned, self.blocked
             row = self._rows[0][site]
             self._pins = self.admitted = keys = [row[expert] for expert in needs]
             for key in keys:
@@ -153,71 +158,93 @@ class Controller:
             self.lookup_outcomes += outcomes
         else:
             outcomes, waits = self._gate_in_full(gate)
-        self._forecast(gate)
+        if self._has_extras:
+            self._do_extras(gate, site)
+        if self.predicts_later:
+            self._keep_forecasts(gate)
+        else:
+            self._forecast(self.predictor.predict(gate), gate)
         self.predictor.observe(gate)
         return outcomes, waits
 
-    def need_done(self, key: int) -> tuple[list[int], dict[int, Transfer] | None]:
+    def need_done(self, key: int) -> Answer:
         """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
         self.calls += 1
         self.pinned[key] = 0
         self.blocked[key] = key in self._masks[self._pins_site]
+        self._pins.remove(key)
         self._pool_pinned[self.slots.pool_of[key]] -= self.slots.key_bytes[key]
+        if key in self._outside:
+            self._outside.remove(key)
+            self._leave(key)
         outcomes, waits = self._admit()
         self.wave_calls += (self.calls, len(outcomes))
         return outcomes, waits
 
-    def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
-        """The key that arrived, and the next transfer to start on the engine, issued in the same call."""
+    def cpu_done(self, key: int) -> None:
+        """The result of a need that the CPU computed is back."""
         self.calls += 1
-        key = transfer.key
-        if not transfer.prefetch:
-            self.state[key] = RESIDENT
-            self.cache.on_insert(key, DEMAND)
-        else:
-            self.state[key] = RESIDENT if transfer.awaited else UNUSED
-            self.cache.on_insert(key, PREFETCH)
-        return key, self._issue()
 
-    def poll(self, link: int) -> Transfer | None:
-        """The next transfer to issue on a link that has room, or None."""
+    def prediction_ready(self, tick: int) -> None:
+        """The forecasts made at a gate take effect, but for sites that have had a gate since."""
         self.calls += 1
-        return self._issue()
-
-    def finish(self) -> None:
-        """The run is over: settle the prefetches that nothing will settle any more."""
-        left = (t for t in self._prefetches if t.prefetch and not t.cancelled)
-        self._never_issued[CANCELLED] += sum(1 for _ in left)
-
-    @property
-    def num_prefetches_queued(self) -> int:
-        return self.events[1::4].count(QUEUE_PREFETCH)
-
-    @property
-    def prefetch_counts(self) -> list[int]:
-        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
-        counts = list(self._never_issued)
-        for transfer in self.issued:
-            if transfer.prefetch:
-                counts[transfer.outcome] += 1
-        return counts
+        made, forecasts = self._predictions.pop(tick)
+        gate = self._gate
+        assert gate is not None
+        self._forecast([f for f in forecasts if self._gate_call_of[f.site] <= made], gate)
 
     # ---- a gate, step by step
 
-    def _gate_in_full(self, gate: Gate) -> tuple[list[int], dict[int, Transfer] | None]:
-        """Several precisions in play, or a union that may not fit."""
+    def _trim(self) -> None:
+        """``retention: after_batch``: evict what the last batch left over the capacity."""
+        victims = self.slots.excess()
+        for victim in victims:
+            self.slots.release(victim)
+        self._evict(victims, -1, named=0)
+
+    def _unpin(self, site: int) -> None:
+        """The needs of the previous gate may go, and what was forecast for this site."""
+        pinned, blocked, masks = self.pinned, self.blocked, self._masks
+        for key in self._pins:
+            pinned[key] = blocked[key] = 0
+        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
+        for key in masks[self._pins_site]:
+            blocked[key] = 1
+        if self._outside:
+            for key in self._outside:
+                self._leave(key)
+            self._outside = []
+        for key in masks[site]:
+            blocked[key] = 0
+        masks[site] = ()
+        self._pins_site = site
+
+    def _leave(self, key: int) -> None:
+        """A need that no pool held is over."""
+        if self.staged[key]:
+            self._drop_staged(key)
+            self.cache.on_evict(key)
+        elif self.state[key] < RESIDENT:
+            self.cache.on_evict(key)
+
+    def _gate_in_full(self, gate: Gate) -> Answer:
+        """Several precisions or places in play, staging, or a union that may not fit."""
         constant = self.selector.constant
         wanted = [constant] * len(gate.needs) if constant is not None else self.selector.select(gate, self)
         self._gate, self._wanted, self.waiting = gate, wanted, len(gate.needs)
         self._pins = []
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
         rows, site = self._rows, gate.site
-        if self._prefetches_of[site] or self._cancels_all:
-            self._cancel_passed(site, [self._serving(rows[p][site][expert])
-                                       for p, expert in zip(wanted, gate.needs, strict=True) if p != SKIP])  # fmt: skip
+        if self._prefetches_of[site] or self._cancels_all or self._staged_keys:
+            serving = [self._serving(rows[p][site][expert])
+                       for p, expert in zip(wanted, gate.needs, strict=True) if p != SKIP]  # fmt: skip
+            self._cancel_passed(site, serving)
+            for key in [k for k in self._staged_keys if k // self.geometry.units % self.geometry.sites == site]:
+                if not self.pinned[key] and key not in serving:
+                    self._drop_staged(key)
         return self._admit()
 
-    def _admit(self) -> tuple[list[int], dict[int, Transfer] | None]:
+    def _admit(self) -> Answer:
         """Admit waiting needs, in need order, while they fit."""
         gate = self._gate
         assert gate is not None
@@ -231,30 +258,49 @@ class Controller:
                 continue
             key = self._serving(rows[wanted[index]][site][needs[index]])
             pool, size = slots.pool_of[key], slots.key_bytes[key]
-            if pool_pinned[pool] + size > slots.capacity_bytes[pool]:
+            if pool_pinned[pool] + size > slots.capacity_bytes[pool] and not self._trims:
+                break
+            if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
                 break
             pool_pinned[pool] += size
             self.pinned[key] = self.blocked[key] = 1
+            self._pins.append(key)
             admitted.append(key)
         self.waiting -= len(admitted)
-        return self._look_up(gate, admitted, wanted[first : first + len(admitted)])
+        return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
 
-    def _look_up(self, gate: Gate, admitted: list[int],
-                 wanted: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:  # fmt: skip
+    def _fits_staging(self, key: int) -> bool:
+        outside = sum(self.staged[k] or self.state[k] < RESIDENT for k in (*self._pins, key))
+        return outside <= self.loader.staging_slots
+
+    def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p != SKIP]
-        self._pins += keys
         state, plane = self.state, self.geometry.plane
         outcomes = [FOUND[state[key]] for key in keys]
-        waits = self._settle(keys, outcomes) if any(outcomes) else None
+        waits = None
+        if not self._loads_all:
+            self._place(gate, keys, outcomes)
+        if any(outcomes):
+            if not self.payload.whole:
+                waits = self._settle_partial(gate, keys, outcomes, first)
+            waits = self._settle(keys, outcomes, waits)
         if len(self.geometry.precisions) > 1:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
                     outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
+        if self._stages or not self._loads_all:
+            self._outside += [key for key in keys if self.staged[key] or state[key] < RESIDENT]
         self.cache.on_requests(keys, asked, outcomes, gate)
+        if self.ram is not None:
+            self._tell_ram(gate)
+        if self._staged_keys:
+            for key in keys:
+                if self.staged[key] and state[key] == RESIDENT and not self._transfer_of[key].partial:
+                    self._exchange(key)
         if len(keys) < len(admitted):
             found = iter(outcomes)
-            outcomes = [next(found) if key != SKIP else int(Outcome.SKIP) for key in admitted]
+            outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
         self.admitted = admitted
         self.lookup_keys += admitted
         self.lookup_outcomes += outcomes
@@ -263,7 +309,7 @@ class Controller:
         return outcomes, waits
 
     def _serving(self, wanted: int) -> int:
-        """The key that serves a wanted key now (docs/design.md section 4, step 4)."""
+        """The key that serves a wanted key now (docs/design.md section 4, step 5)."""
         state, plane = self.state, self.geometry.plane
         found = state[wanted]
         if found >= RESIDENT or len(self._rows) == 1:
@@ -282,14 +328,27 @@ class Controller:
                     return key
         return wanted
 
-    def _settle(self, keys: list[int], outcomes: list[int]) -> dict[int, Transfer] | None:
+    def _place(self, gate: Gate, keys: list[int], outcomes: list[int]) -> None:
+        """Where the absent ones of these needs are computed."""
+        for index, place in enumerate(self.placement.place(gate, keys, self, self)):
+            if outcomes[index] == MISS:
+                outcomes[index] = PLACED[place]
+
+    def _settle(self, keys: list[int], outcomes: list[int],
+                waits: dict[int, Transfer] | None = None) -> dict[int, Transfer] | None:  # fmt: skip
         """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key."""
-        waits: dict[int, Transfer] = {}
+        if waits is None:
+            waits = {}
         state = self.state
         for index, key in enumerate(keys):
             outcome = outcomes[index]
+            if outcome == HIT:
+                continue
             if outcome == MISS:
-                waits[key] = self._queue_demand(key)
+                if key not in waits:
+                    transfer = waits[key] = self._queue(key, False, self._key_bytes[key])
+                    if self._claims_at_queue:
+                        self._claim_pool(transfer)
             elif outcome == FIRST_USE:
                 outcomes[index] = HIT
                 state[key] = RESIDENT
@@ -304,65 +363,68 @@ class Controller:
                     waits[key] = self._await(self._transfer_of[key])
         return waits or None
 
-    def _queue_demand(self, key: int) -> Transfer:
-        transfer = self._transfer_of[key] = Transfer(key, False, self._key_bytes[key], self.calls)
-        self.state[key] = QUEUED
-        self._demands.append(transfer)
-        return transfer
+    def _settle_partial(self, gate: Gate, keys: list[int], outcomes: list[int], first: int) -> dict[int, Transfer]:
+        """Where bytes belong to the access: what each need must have, and lacks (docs/design.md, partial moves)."""
+        waits: dict[int, Transfer] = {}
+        places = [i for i in range(first, len(gate.needs)) if self._wanted[i] != SKIP][: len(keys)]
+        for index, (key, place) in enumerate(zip(keys, places, strict=True)):
+            outcome, transfer = outcomes[index], self._transfer_of[key]
+            if outcome == MISS:
+                waits[key] = self._queue(key, False, self.payload.moved_bytes(key, gate, place))
+            elif outcome == FIRST_USE and transfer.partial:
+                rest = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
+                if rest:
+                    transfer.outcome = USED
+                    outcomes[index] = MISS
+                    link = self._outermost if self.ram is None else self._enter_ram(key)
+                    waits[key] = Transfer(key, False, rest, self.calls, link)
+                    self._continue_partial(waits[key], transfer)
+            elif outcome == LATE and transfer.partial:
+                transfer.rest_bytes = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
+            elif outcome == PROMOTED:
+                transfer.moved_bytes = self.payload.moved_bytes(key, gate, place)
+                transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
+                transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
+        return waits
 
-    def _await(self, transfer: Transfer) -> Transfer:
-        if transfer.prefetch:
-            transfer.awaited = True
-            transfer.outcome = PrefetchOutcome.LATE
-        return transfer
-
-    def _promote(self, transfer: Transfer) -> Transfer:
-        self._never_issued[PrefetchOutcome.PROMOTED] += 1
-        if not self.loader.demand_first:
-            transfer.prefetch = False
-            transfer.call = self.calls
-            return transfer
-        transfer.cancelled = True
-        return self._queue_demand(transfer.key)
+    def _do_extras(self, gate: Gate, site: int) -> None:
+        if self.ram is not None:
+            self._tell_ram(gate)
+        if self.loader.dense_slots:
+            self._stream_dense(site)
 
     # ---- prefetching
 
     def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
-        """Cancel queued prefetches that this gate has overtaken."""
+        """Cancel waiting prefetches that this gate has overtaken."""
         if self._cancels_all:
-            self._cancel(tuple(self._prefetches), serving)
-        left = []
-        # Most have been issued by now; what is neither issued nor cancelled still waits in the queue.
-        for transfer in self._prefetches_of[site]:
-            if transfer.number < 0 and not transfer.cancelled:
-                if self.loader.cancel_stale and transfer.prefetch and transfer.key not in serving:
-                    self._never_issue(transfer, CANCEL)
-                else:
-                    left.append(transfer)
-        self._prefetches_of[site] = left
-        queue = self._prefetches
+            self._cancel(self._waiting_prefetches(), serving)
+        of_site = self._prefetches_of[site]
+        if self.loader.cancel_stale:
+            self._cancel(of_site, serving)
+        # Most have been issued by now; only on a long or chunked way may those wait again.
+        self._prefetches_of[site] = [
+            t for t in of_site if not t.cancelled and (t.waits or not (self._is_simple or t.over))
+        ]
         # What is cancelled is mostly the oldest: a queue that is never reached must not keep it all.
-        while queue and queue[0].cancelled:
-            queue.popleft()
+        for queue in self._prefetches:
+            while queue and queue[0].cancelled:
+                queue.popleft()
 
-    def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
-        for transfer in transfers:
-            if transfer.prefetch and not (transfer.cancelled or transfer.awaited or transfer.key in kept):
-                self._never_issue(transfer, CANCEL)
+    def _keep_forecasts(self, gate: Gate) -> None:
+        self._gate_call_of[gate.site] = self.calls
+        self._gate = gate
+        kept = [Kept(c.site, list(c.needs), list(c.tokens), list(c.scores), c.experts, c.weights)
+                for c in self.predictor.predict(gate)]  # fmt: skip
+        self._predictions[gate.tick] = (self.calls, kept)
 
-    def _never_issue(self, transfer: Transfer, event: int) -> None:
-        transfer.cancelled = True
-        self.state[transfer.key] = ABSENT
-        self._never_issued[CANCELLED if event == CANCEL else DROPPED_NO_SLOT] += 1
-        self.events += (self.calls, event, transfer.key, -1)
-
-    def _forecast(self, gate: Gate) -> None:
-        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 9)."""
+    def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
+        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
         state, blocked, masks = self.state, self.blocked, self._masks
         replace, left = self._replaces, self._budget
-        for choice in self.predictor.predict(gate):
+        for choice in forecasts:
             if replace:
-                self._cancel(tuple(self._prefetches), ())
+                self._cancel(self._waiting_prefetches(), ())
                 replace = False
             site = choice.site
             if masks[site]:
@@ -374,19 +436,19 @@ class Controller:
             else:
                 keys = self._forecast_keys(choice)
             masks[site] = keys
+            if self._claims_at_queue:
+                for key in keys:
+                    blocked[key] = 1
             missing = False
             for key in keys:
                 blocked[key] = 1
                 found = state[key]
                 if found < RESIDENT:
                     missing = True
-                    if found == ABSENT and left:
+                    if found == ABSENT and left and self._queue_prefetch(key, site, choice):
                         left -= 1
-                        state[key] = QUEUED
-                        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], self.calls)
-                        self._prefetches.append(transfer)
-                        self._prefetches_of[site].append(transfer)
-                        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
+            if self._ram_keys:
+                self._tell_ram(gate)
             if left == 0 or (missing and self._stops_at_missing):
                 return
 
@@ -397,53 +459,14 @@ class Controller:
         return [self._serving(rows[p][site][expert])
                 for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
 
-    # ---- issuing
-
-    def _issue(self) -> Transfer | None:
-        """Take the next transfer whose slot can be claimed, and claim it."""
-        demands, prefetches = self._demands, self._prefetches
-        while demands or prefetches:
-            queue = demands or prefetches
-            transfer = queue[0]
-            if transfer.cancelled:
-                queue.popleft()
-                continue
-            key = transfer.key
-            must = not transfer.prefetch or transfer.awaited
-            victims = self.slots.claim(key, transfer.moved_bytes, must)
-            if victims is None:
-                if must:
-                    return None
-                queue.popleft()
-                self._never_issue(transfer, DROP_NO_SLOT)
-                continue
-            queue.popleft()
-            state = self.state
-            state[key] = IN_FLIGHT
-            transfer.number = len(self.issued)
-            transfer.victims = victims
-            self.issued.append(transfer)
-            self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
-            for victim in victims:
-                if state[victim] == UNUSED:
-                    self._transfer_of[victim].outcome = EVICTED_UNUSED
-                state[victim] = ABSENT
-                self.cache.on_evict(victim)
-            if len(victims) > 1:
-                for victim in victims[1:]:
-                    self.events += (self.calls, EVICT, victim, key)
-            return transfer
-        return None
-
-    # ---- for tests
-
-    def check(self) -> None:
-        """Assert every invariant of the state. Expensive, for tests."""
-        self.slots.check()
-        for key, state in enumerate(self.state):
-            transfer = self._transfer_of[key]
-            if state in (QUEUED, IN_FLIGHT, UNUSED):
-                assert transfer.key == key, key
-                assert not transfer.cancelled, key
-                assert (state == QUEUED) == (transfer.number < 0), key
-                assert state != UNUSED or transfer.prefetch, key
+    def _queue_prefetch(self, key: int, site: int, choice: Choice) -> bool:
+        """False if its slot should have been claimed now and could not."""
+        moved_bytes = self._key_bytes[key]
+        if not self.payload.whole:
+            moved_bytes = self.payload.moved_bytes(key, choice, list(choice.needs).index(self.expert_of(key)))
+        transfer = self._queue(key, True, moved_bytes)
+        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
+        if self._claims_at_queue and not self._claim_at_queue(transfer):
+            return False
+        self._prefetches_of[site].append(transfer)
+        return True

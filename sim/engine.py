@@ -1,7 +1,7 @@
 """The simulator: a SimPy driver around the controller.
 
-SimPy is the clock and the event heap; the link and the compute stream are callback state machines, each with one
-event that is armed again and again. One heap event a gate, one a transfer, one a need of a union served in waves, one
+SimPy is the clock and the event heap; the links (``sim.links``) and the compute stream are callback state machines with
+events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of a union served in waves, one
 where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md
 section 3) through the priority of ``Environment.schedule``.
 """
@@ -17,39 +17,24 @@ import simpy
 
 from sim.controller import Controller
 from sim.costs import Durations
+from sim.links import ARRIVAL, CPU_DONE, GATE, LATER, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm, make_link
 from sim.loader import Transfer
-from sim.record import Record
-from sim.types import SKIP
+from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
+from sim.types import Outcome, Step
 from sim.workload import Workload
 
-LINK = 0
-TRANSFER_END, NEED_DONE, SEQUENCE_END, GATE = (rank << 48 for rank in range(2, 6))
-"""Priorities above SimPy's own (0 and 1); a transfer's number is added to its class."""
-
-
-class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that rings ``callback`` and can then be set again."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self._ring = [callback]
-
-    def set(self, delay_ns: int, priority: int) -> None:
-        self.callbacks = self._ring
-        self.env.schedule(self, priority, delay_ns)
+CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
 
 
 class Group:
-    """wait_all: what one call admitted, computed together once nothing of it is awaited any more."""
+    """Needs that are computed together, in need order, once nothing of them is awaited any more."""
 
-    __slots__ = ("admitted", "awaited", "row")
+    __slots__ = ("awaited", "keys", "rows")
 
-    def __init__(self, admitted: Sequence[int], awaited: set[int], row: int) -> None:
-        self.admitted = admitted
+    def __init__(self, keys: Sequence[int], rows: Sequence[int], awaited: set[int]) -> None:
+        self.keys = keys
+        self.rows = rows  # of their lookups
         self.awaited = awaited
-        self.row = row  # of the first one's lookup
 
 
 def simulate(controller: Controller, workload: Workload, durations: Durations,
@@ -70,7 +55,7 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
 
 
 class Engine:
-    """One link and one compute stream around one controller."""
+    """The links, the compute stream and the CPU around one controller."""
 
     def __init__(self, env: simpy.Environment, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
@@ -78,88 +63,171 @@ class Engine:
         self.record = Record()
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
-        self._wait_all = controller.loader.wait == "wait_all"
-        self._plane = controller.geometry.plane
-        self._one_token_ns = [durations.expert_ns(p, 1) for p in range(len(controller.geometry.precisions))]
-        # A constant selector never skips: what waits for nothing is all there.
-        self._is_simple = len(self._one_token_ns) == 1 and controller.selector.constant is not None
-        self._prepare_link()
+        self._wait = controller.loader.wait
+        geometry, host = controller.geometry, durations.host
+        self._units = geometry.units
+        self._sync_ns, self._issue_ns, self._wake_ns, self._post_ns = (
+            host.sync_ns, host.issue_ns, host.wake_ns, host.post_ns)  # fmt: skip
+        # By key // units, which is precision * sites + site.
+        self._one_token_ns = [durations.expert_ns(p, site, 1)
+                              for p in range(len(geometry.precisions)) for site in range(geometry.sites)]  # fmt: skip
+        # A constant selector never skips: what waits for nothing is all there, and computed one after another.
+        self._is_simple = (
+            len(geometry.precisions) == 1 and controller.selector.constant is not None
+            and controller.placement.constant is not None and not any(vars(host).values())
+            and not controller.predicts_later and not controller.loader.dense_slots
+        )  # fmt: skip
+        self._links = [make_link(self, index) for index in range(controller.route.links)]
+        self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
+        self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._prepare_stream()
-
-    def _prepare_link(self) -> None:
-        self._in_flight = self.controller.loader.in_flight
-        self._issued: deque[Transfer] = deque()
-        self._transfer_alarm = Alarm(self.env, self._on_transfer_end)
-        self._transfer_ns = {
-            size: self.durations.transfer_ns(size) for size in set(self.controller.geometry.variant_bytes)
-        }
 
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
+        self._schedule = self.workload.start()
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
+        self._cpu_alarm = Alarm(self.env, self._on_cpu_done)
         self._awaited: dict[int, int] = {}  # key -> row of its lookup
-        self._groups: deque[Group] = deque()  # wait_all: in the order of the calls
+        self._groups: deque[Group] = deque()  # wait_all, in_order: in the order of their computation
         self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
         self._release_is_set = False
+        self._cpu: deque[tuple[int, int, int]] = deque()  # (end, key, row) of what the CPU computes
+        self._cpu_free_ns = 0
+        self._cpu_submissions = 0
+        geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
+        self._streams_dense = ahead > 0
+        # Dense blocks that are there, where they are streamed; and the one that the stream waits for.
+        self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
+        self._awaited_block = -1
         self._free_ns = 0  # when the compute stream is through with what it was given
         self._row = 0  # lookups so far
         self._first_rows: list[int] = []  # by gate
         self._later_lookups: list[tuple[int, int, int]] = []  # waves: rows from .. to were looked up at
         self._arrivals: list[tuple[int, int]] = []  # row, when its expert arrived
-        self._begin_step(0, 0)
+        self._step: Step | None = None
+        self._go_on(0)
+
+    # ---- calls of the controller
+
+    def _poll(self, now: int, order: int = LATER, but: int = -1) -> None:
+        """After a call: poll each link that has room, and ask chunked ones whether to give way."""
+        if self._only_link is not None:
+            if but != 0:
+                self._only_link.fill(now)
+            return
+        for link in self._links:
+            if link.index != but:
+                link.fill(now)
+        for link in self._cuttable:
+            link.consider_cut(now, order)
+
+    def settle(self, link: int, now: int, order: int) -> None:
+        """After a call about a transfer of ``link``."""
+        self._poll(now, order, link)
+
+    def _idle(self, until_ns: int, cause: int) -> None:
+        """The compute stream has nothing to do from when it was free until then."""
+        record = self.record
+        record.idle_start_ns.append(self._free_ns)
+        record.idle_end_ns.append(until_ns)
+        record.idle_cause.append(cause)
+        self._free_ns = until_ns
+
+    def _wake(self, now: int, cause: int) -> None:
+        """Something has come that the stream stood idle for, if it did."""
+        if now > self._free_ns:
+            self._idle(now, cause)
+            if self._wake_ns:
+                self._idle(now + self._wake_ns, HOST_TIME)
 
     # ---- steps and sequences
 
-    def _begin_step(self, index: int, now: int) -> None:
+    def _go_on(self, now: int) -> None:
+        """The stream is free for the next step, if there is one and its requests have come."""
+        following = self._schedule.next(now)
+        if following is None:
+            self._close(now)
+            self.done.succeed()
+        elif isinstance(following, int):
+            Alarm(self.env, self._on_request).set(following - now, ARRIVAL)
+        else:
+            self._begin_step(following, now)
+
+    def _on_request(self, event: simpy.Event) -> None:
+        now = self.env.now
+        self._idle(now, NO_REQUEST)
+        self._go_on(now)
+
+    def _begin_step(self, step: Step, now: int) -> None:
         """Called when the stream is free; the first gate of the step follows after its dense work."""
-        step = self._step = self.workload.steps[index]
+        self._step = step
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
             self.controller.begin_sequence(sequence)
             self.record.call_ns.append(now)
-            self._fill_link(now)
+            self._poll(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
         self._dense_ns = self.durations.dense_ns(step)
-        self._site = 0
-        self._gate_alarm.set(self._free_ns + self._dense_ns[0] - now, GATE)
+        self._sites = iter(step.sites)
+        self._begin_site(next(self._sites), now)
+
+    def _begin_site(self, site: int, now: int) -> None:
+        self._site = site
+        if self._streams_dense and not self._block_is_there():
+            return
+        self._gate_alarm.set(self._free_ns + self._dense_ns[site] + self._sync_ns - now, GATE)
+
+    def _block_is_there(self) -> bool:
+        geometry = self.controller.geometry
+        key = geometry.key(0, self._site, geometry.experts)
+        if key in self._blocks:
+            return True
+        self._awaited_block = key
+        return False
 
     def _end_site(self, now: int) -> None:
         """Every need of the site is computed or its end is known."""
+        if self._post_ns:
+            self._idle(self._free_ns + self._post_ns, HOST_TIME)
         free = self._free_ns
         self.record.end_ns.append(free)
-        self._site += 1
-        if self._site < self.workload.sites:
-            self._gate_alarm.set(free + self._dense_ns[self._site] - now, GATE)
+        site = next(self._sites, -1)
+        if site >= 0:
+            self._begin_site(site, now)
             return
-        self._free_ns = free + self.durations.tail_ns(self._step)
-        self.record.step_end_ns.append(self._free_ns)
-        index = self._step.index
-        if self._progress and index % self._stride == 0:
-            self._progress(index + 1)
-        following = self.workload.steps[index + 1 : index + 2]
-        if self._step.ends or not following or following[0].begins:
-            self._end_alarm.set(self._free_ns - now, SEQUENCE_END)
-        else:
-            self._begin_step(index + 1, now)
+        step = self._step
+        assert step is not None
+        end = self._free_ns = free + self.durations.tail_ns(step)
+        self.record.step_end_ns.append(end)
+        if self._progress and step.index % self._stride == 0:
+            self._progress(step.index + 1)
+        if not step.ends:
+            following = self._schedule.next(end)
+            assert isinstance(following, Step)  # what has not ended goes on
+            if not following.begins:
+                self._begin_step(following, now)
+                return
+            self._following = following
+        self._end_alarm.set(end - now, SEQUENCE_END)
 
     def _on_step_end(self, event: simpy.Event) -> None:
-        now = self.env.now
-        for sequence in self._step.ends:
+        now, step = self.env.now, self._step
+        assert step is not None
+        for sequence in step.ends:
             self.controller.end_sequence(sequence)
             self.record.call_ns.append(now)
-            self._fill_link(now)
-        if self._step.index + 1 < len(self.workload.steps):
-            self._begin_step(self._step.index + 1, now)
+            self._poll(now)
+        if step.ends:
+            self._go_on(now)
         else:
-            self._close(now)
-            self.done.succeed()
+            self._begin_step(self._following, now)
 
     def _close(self, now: int) -> None:
-        """The run is over; what is still on the link is cut."""
-        record, issued = self.record, self.controller.num_issued
+        """The run is over; what is still on a link is cut."""
+        record = self.record
         record.makespan_ns = now
         counts = np.diff([*self._first_rows, self._row])
         lookup_ns = np.repeat(np.array(record.gate_ns, np.int64), counts)
@@ -170,8 +238,6 @@ class Engine:
             rows, times = zip(*self._arrivals, strict=True)
             ready_ns[list(rows)] = times
         record.lookup_ns, record.ready_ns = lookup_ns.tolist(), ready_ns.tolist()
-        record.start_ns += [-1] * (issued - len(record.start_ns))
-        record.service_end_ns += [-1] * (issued - len(record.service_end_ns))
 
     # ---- the compute stream
 
@@ -187,54 +253,82 @@ class Engine:
         self._row = first + len(outcomes)
         if waits is None and self._is_simple_step and not controller.waiting:
             # The common gate: one precision, and everything is there.
-            self._free_ns = now + len(outcomes) * self._one_token_ns[0]
-            if len(self._issued) < self._in_flight:
-                self._fill_link(now)
+            self._free_ns = now + len(outcomes) * self._one_token_ns[self._site]
+            self._poll(now)
             self._end_site(now)
             return
-        self._free_ns = now
-        self._take(waits, first, now)
-        if len(self._issued) < self._in_flight:
-            self._fill_link(now)
-        if not self._awaited and not controller.waiting:
-            self._end_site(now)
+        self._enter_gate(now)
+        self._take(outcomes, waits, first, now)
+        self._poll(now)
+        self._end_site_if_done(now)
 
-    def _take(self, waits: dict[int, Transfer] | None, row: int, now: int) -> None:
+    def _enter_gate(self, now: int) -> None:
+        """Host time before and after the gate, and what it starts besides its needs."""
+        self._free_ns = now - self._sync_ns
+        if self._sync_ns:
+            self._idle(now, HOST_TIME)
+        if self._issue_ns:
+            self._idle(now + self._issue_ns, HOST_TIME)
+        if self._streams_dense:
+            geometry = self.controller.geometry
+            self._blocks.remove(geometry.key(0, self._site, geometry.experts))
+        if self.controller.predicts_later:
+            tick = self._gate.tick
+            Alarm(self.env, lambda _: self._on_prediction(tick)).set(self.durations.prediction_ns, PREDICTION + tick)
+
+    def _on_prediction(self, tick: int) -> None:
+        now = self.env.now
+        self.record.call_ns.append(now)
+        self.controller.prediction_ready(tick)
+        self._poll(now)
+
+    def _take(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
         """Compute what an admission found (its first lookup is ``row``); remember what it waits for."""
-        admitted, awaited = self.controller.admitted, self._awaited
-        if self._wait_all:
-            for key in waits or ():
-                awaited[key] = row + admitted.index(key)
-            self._groups.append(Group(admitted, set(waits or ()), row))
-            self._compute_groups(now)
-        else:
-            for key in admitted:
-                if waits and key in waits:
+        awaited = self._awaited
+        waits = waits or {}
+        keys: list[int] = []
+        rows: list[int] = []
+        for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
+            if outcome == CPU:
+                self._submit(key, row, now)
+            elif outcome != NOT_COMPUTED:
+                keys.append(key)
+                rows.append(row)
+                if key in waits:
                     awaited[key] = row
-                elif key != SKIP:
-                    self._compute(key, row, now)
-                row += 1
+            row += 1
+        if self._wait == "as_ready":
+            for key, of in zip(keys, rows, strict=True):
+                if key not in waits:
+                    self._compute(key, of)
+        elif self._wait == "wait_all":
+            self._groups.append(Group(keys, rows, set(waits)))
+        else:
+            self._groups += [Group((key,), (of,), {key} & waits.keys()) for key, of in zip(keys, rows, strict=True)]
+        self._compute_groups()
         if self._releases:
             self._set_release()
 
-    def _compute_groups(self, now: int) -> None:
-        """wait_all: what an earlier call admitted goes first, so a complete group may wait for the one before it."""
+    def _compute_groups(self) -> None:
+        """Groups are computed in order, so a complete one may wait for the one before it."""
         while self._groups and not self._groups[0].awaited:
             group = self._groups.popleft()
-            for index, key in enumerate(group.admitted):
-                if key != SKIP:
-                    self._compute(key, group.row + index, now)
+            for key, row in zip(group.keys, group.rows, strict=True):
+                self._compute(key, row)
 
-    def _compute(self, key: int, row: int, ready_ns: int) -> None:
-        precision = key // self._plane
-        if self._step.rows == 1:
-            duration = self._one_token_ns[precision]
+    def _compute(self, key: int, row: int) -> None:
+        tokens, index = self._tokens(row), key // self._units
+        if tokens == 1:
+            self._free_ns += self._one_token_ns[index]
         else:
-            duration = self.durations.expert_ns(precision, self._gate.tokens[row - self._first_rows[-1]])
-        start = self._free_ns if self._free_ns > ready_ns else ready_ns
-        self._free_ns = start + duration
+            precision, site = divmod(index, self.controller.geometry.sites)
+            self._free_ns += self.durations.expert_ns(precision, site, tokens)
         if self.controller.waiting:
             self._releases.append((self._free_ns, key))
+
+    def _tokens(self, row: int) -> int:
+        """How many rows of the current gate chose the need of this lookup."""
+        return self._gate.tokens[row - self._first_rows[-1]]
 
     def _set_release(self) -> None:
         if not self._release_is_set:
@@ -244,70 +338,87 @@ class Engine:
     def _on_need_done(self, event: simpy.Event) -> None:
         now = self.env.now
         self._release_is_set = False
-        _, key = self._releases.popleft()
+        # A result of the CPU may have let the last needs in since the alarm was set.
+        if self._releases and self._releases[0][0] == now:
+            self._release(self._releases.popleft()[1], now)
+        elif self._releases:
+            self._set_release()
+
+    def _release(self, key: int, now: int) -> None:
+        """A need of a union served in waves has been computed: let the next ones in."""
+        controller = self.controller
         self.record.call_ns.append(now)
-        outcomes, waits = self.controller.need_done(key)
-        if not self.controller.waiting:
+        outcomes, waits = controller.need_done(key)
+        if not controller.waiting:
             self._releases.clear()
         row = self._row
         self._row += len(outcomes)
         self._later_lookups.append((row, self._row, now))
-        self._take(waits, row, now)
-        self._fill_link(now)
-        if not self._awaited and not self.controller.waiting:
+        self._take(outcomes, waits, row, now)
+        self._poll(now)
+        self._end_site_if_done(now)
+
+    def _end_site_if_done(self, now: int) -> None:
+        if not (self._awaited or self._cpu or self.controller.waiting):
             self._end_site(now)
 
-    # ---- the link
+    # ---- the CPU
 
-    def _fill_link(self, now: int) -> None:
-        issued = self._issued
-        while len(issued) < self._in_flight:
-            self.record.call_ns.append(now)
-            transfer = self.controller.poll(LINK)
-            if transfer is None:
-                return
-            issued.append(transfer)
-            if len(issued) == 1:
-                self._serve(transfer, now)
+    def _submit(self, key: int, row: int, now: int) -> None:
+        """Have a need computed on the CPU, after those it has been given before."""
+        precision, site = divmod(key // self._units, self.controller.geometry.sites)
+        duration = self.durations.cpu_ns(precision, site, self._tokens(row))
+        self._cpu_free_ns = max(now, self._cpu_free_ns) + duration
+        self._cpu.append((self._cpu_free_ns, key, row))
+        if len(self._cpu) == 1:
+            self._set_cpu(now)
 
-    def _serve(self, transfer: Transfer, now: int) -> None:
-        """The link turns to an issued transfer: services begin and end in the order of their numbers."""
-        self.record.start_ns.append(now)
-        self._transfer_alarm.set(self._transfer_ns[transfer.moved_bytes], TRANSFER_END + transfer.number)
+    def _set_cpu(self, now: int) -> None:
+        self._cpu_submissions += 1
+        self._cpu_alarm.set(self._cpu[0][0] - now, CPU_DONE + self._cpu_submissions)
 
-    def _on_transfer_end(self, event: simpy.Event) -> None:
-        now = self.env.now
-        record, issued = self.record, self._issued
-        transfer = issued.popleft()
-        record.service_end_ns.append(now)
-        record.call_ns.append(now)
-        key, following = self.controller.transfer_done(LINK, transfer)
-        if following is not None:
-            issued.append(following)
-        if issued:
-            self._serve(issued[0], now)
+    def _on_cpu_done(self, event: simpy.Event) -> None:
+        now, controller = self.env.now, self.controller
+        _, key, row = self._cpu.popleft()
+        if self._cpu:
+            self._set_cpu(now)
+        self._arrivals.append((row, now))
+        self.record.call_ns.append(now)
+        controller.cpu_done(key)
+        if controller.waiting:
+            if now > self._free_ns:
+                self._idle(now, CPU_RESULT)
+            self._release(key, now)
+            return
+        self._poll(now)
+        if not (self._awaited or self._cpu):
+            self._wake(now, CPU_RESULT)
+            self._end_site(now)
+
+    # ---- arrivals
+
+    def arrive(self, key: int, number: int, now: int) -> None:
+        """A key has arrived on the device; perhaps a need, or the stream, waits for it."""
         if key in self._awaited:
-            self._arrive(key, transfer.number, now)
+            self._arrive(key, number, now)
+        elif self._streams_dense and self.controller.issued[number].dense:
+            self._blocks.add(key)
+            if key == self._awaited_block:
+                self._awaited_block = -1
+                self._wake(now, number)
+                self._begin_site(self._site, now)
 
     def _arrive(self, key: int, number: int, now: int) -> None:
-        """A need's expert is there."""
-        record = self.record
         row = self._awaited.pop(key)
         self._arrivals.append((row, now))
-        if self._wait_all:
-            for group in self._groups:
-                group.awaited.discard(key)
-            if self._groups[0].awaited:
-                return
-        if now > self._free_ns:
-            record.idle_start_ns.append(self._free_ns)
-            record.idle_end_ns.append(now)
-            record.idle_cause.append(number)
-        if self._wait_all:
-            self._compute_groups(now)
-        else:
-            self._compute(key, row, now)
+        for group in self._groups:
+            group.awaited.discard(key)
+        if self._groups and self._groups[0].awaited:
+            return
+        self._wake(now, number)
+        if self._wait == "as_ready":
+            self._compute(key, row)
+        self._compute_groups()
         if self._releases:
             self._set_release()
-        if not self._awaited and not self.controller.waiting:
-            self._end_site(now)
+        self._end_site_if_done(now)

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.types import PrefetchOutcome
-from sim.units import require_flag
+from sim.types import PrefetchOutcome, Route
+from sim.units import require_flag, require_number
 
 UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
+
+CHOICES: dict[str, tuple[str | int, ...]] = {
+    "depth": ("all", "first_missing"),
+    "queue": ("append", "replace"),
+    "wait": ("wait_all", "as_ready", "in_order"),
+    "in_flight": (1, 2),
+    "destination": ("pool", "staging"),
+    "slot_claim": ("issue", "queue"),
+    "retention": ("strict", "after_batch"),
+    "replay_unit": ("union", "access"),
+}
 
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader's switches (docs/design.md sections 4 and 5). Values that are not built yet are refused by name."""
+    """The loader's switches (docs/design.md sections 4 and 5).
+
+    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest variant.
+    ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots.
+    """
 
     depth: str = "all"
     queue: str = "append"
@@ -21,6 +36,8 @@ class Loader:
     cancel_stale: bool = True
     demand_first: bool = True
     destination: str = "pool"
+    staging_slots: int = 0
+    dense_slots: int = 0
     in_flight: int = 1
     chunk_bytes: int | None = None
     wait: str = "wait_all"
@@ -29,60 +46,103 @@ class Loader:
     retention: str = "strict"
     replay_unit: str = "union"
     low_for_high: bool = False
+    write_back: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("promote", "cancel_stale", "demand_first", "low_for_high"):
+        for name in ("promote", "cancel_stale", "demand_first", "low_for_high", "write_back"):
             require_flag(f"loader.{name}", getattr(self, name))
-        known = {
-            "depth": ("all", "first_missing"),
-            "queue": ("append", "replace"),
-            "wait": ("wait_all", "as_ready"),
-            "in_flight": (1, 2),
-            "destination": ("pool",),
-            "chunk_bytes": (None,),
-            "slot_claim": ("issue",),
-            "retention": ("strict",),
-            "replay_unit": ("union",),
-        }
-        planned = {
-            "destination": ("staging",),
-            "slot_claim": ("queue",),
-            "retention": ("after_batch",),
-            "replay_unit": ("access",),
-        }
-        for name, values in known.items():
+        for name, values in CHOICES.items():
             value = getattr(self, name)
-            if value in values and not isinstance(value, bool):
-                continue
-            allowed = ", ".join(str(v) for v in values)
-            why = "is not built yet" if value in planned.get(name, ()) or name == "chunk_bytes" else "is unknown"
-            raise ValueError(f"loader.{name}={value} {why}; allowed: {allowed}")
+            if value not in values or isinstance(value, bool):
+                allowed = ", ".join(str(v) for v in values)
+                raise ValueError(f"loader.{name}={value} is unknown; allowed: {allowed}")
+        for name in ("staging_slots", "dense_slots"):
+            require_number(f"loader.{name}", getattr(self, name), whole=True)
+        if self.chunk_bytes is not None:
+            require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget
         is_count = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0
         if budget not in ("all", "until_next_gate") and not is_count:
             raise ValueError(
                 f"loader.prefetch_budget={budget} is unknown; allowed: all, until_next_gate, or a count >= 0"
             )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        stages = self.destination == "staging" or self.staging_slots > 0
+        refused = (
+            (self.destination == "staging" and not self.staging_slots,
+             "destination=staging needs staging_slots >= 1"),
+            (self.chunk_bytes is not None and not self.demand_first,
+             "chunk_bytes has no use with demand_first=false: nothing may overtake a prefetch"),
+            (self.chunk_bytes is not None and self.write_back, "chunk_bytes and write_back cannot be combined"),
+            (self.write_back and stages, "write_back and staging cannot be combined: an exchange moves no bytes"),
+            (self.write_back and self.retention == "after_batch",
+             "write_back needs retention=strict: what is trimmed has no transfer to go back with"),
+            (self.slot_claim == "queue" and stages, "slot_claim=queue and staging cannot be combined"),
+        )  # fmt: skip
+        for wrong, why in refused:
+            if wrong:
+                raise ValueError(f"loader: {why}")
+
+    def check_route(self, route: Route) -> None:
+        """Raise ValueError if these switches do not go with the machine's links."""
+        if self.chunk_bytes is not None and max(route.engines) > 1:
+            raise ValueError(
+                f"loader.chunk_bytes={self.chunk_bytes} needs one engine on every link, "
+                f"got engines {list(route.engines)}; set hardware engines to 1 or chunk_bytes to null"
+            )
 
 
 class Transfer:
-    """One variant on its way.
+    """One variant, or dense block, on its way.
 
-    ``call`` is the controller call that queued it; ``number`` is given at issue (-1 before), ``victims`` are the keys
-    evicted for it then. ``awaited``: a need waits for this prefetch. ``outcome``: a ``PrefetchOutcome``, if it is one.
+    ``call`` is the controller call that queued it; ``number`` is given at its first issue (-1 before), ``victims`` are
+    the keys evicted on the device for it, ``write_back`` those of them whose bytes go back. ``prefetch``: how it first
+    started; ``awaited``: a need waits for this prefetch; ``urgent``: it then goes with the demands. ``outcome``: a
+    ``PrefetchOutcome``, if it is one. ``hops``: (link, call that queued it there); ``left_bytes``: what its hop on
+    ``link`` has still to move. ``parent``: the number of the partial prefetch that it completes.
+
+    What most transfers never need is a default of the class.
     """
 
-    __slots__ = ("awaited", "call", "cancelled", "key", "moved_bytes", "number", "outcome", "prefetch", "victims")
+    number = -1
+    awaited = False
+    urgent = False
+    cancelled = False
+    outcome = UNUSED_AT_END
+    victims: Sequence[int] = ()
+    write_back: Sequence[int] = ()
+    waits = True
+    """It is queued on a link, not issued."""
+    claimed = False
+    """It holds its slot on the device."""
+    staged = False
+    """It lands in staging."""
+    dense = False
+    partial = False
+    over = False
+    """Its last hop has ended."""
+    feeds = 0
+    """Its hops that have been handed on and are still in service (cut-through)."""
+    bounced = False
+    """It found no slot while it was fed and joins the queue again when its hop ends."""
+    rest_bytes = 0
+    """What a partial prefetch did not bring of a need that waits for it."""
+    parent = -1
 
-    def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int) -> None:
+    later_hops: tuple[tuple[int, int], ...] = ()
+
+    def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0) -> None:
         self.key = key
         self.prefetch = prefetch
-        self.moved_bytes = moved_bytes
+        self.moved_bytes = self.left_bytes = moved_bytes
         self.call = call
-        self.number = -1
-        self.awaited = self.cancelled = False
-        self.outcome = UNUSED_AT_END
-        self.victims: Sequence[int] = ()
+        self.link = self.first_link = link
+
+    @property
+    def hops(self) -> tuple[tuple[int, int], ...]:
+        return ((self.first_link, self.call), *self.later_hops)
 
 
 NO_TRANSFER = Transfer(-1, False, 0, 0)

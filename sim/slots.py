@@ -1,4 +1,4 @@
-"""What is resident, what may be evicted, and how many bytes are free. No queue, no gate.
+"""What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
 
 One byte a key (ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED) and two bytearrays that cache policies read: ``pinned`` and
 ``blocked`` (pinned or masked).
@@ -16,75 +16,110 @@ ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED = range(5)
 
 
 class Slots:
-    """The device's expert bytes, divided into the cache policy's pools."""
+    """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each pool must hold.
 
-    def __init__(self, geometry: Geometry, cache: CachePolicy) -> None:
+    ``overflows``: what must come in does so without evicting; ``over_capacity`` says which pools then hold too much.
+    """
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False) -> None:
         plan = cache.pools(geometry)
-        self.geometry, self.cache = geometry, cache
+        self.geometry, self.cache, self.overflows = geometry, cache, overflows
         self.state = bytearray(geometry.num_keys)
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
-        self.key_bytes = [geometry.variant_bytes[key // geometry.plane] for key in range(geometry.num_keys)]
+        self.key_bytes = [geometry.bytes_of(key) for key in range(geometry.num_keys)]
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
         self.initial = plan.initial
         self.free_bytes = list(plan.capacity_bytes)
-        self._check_capacity()
+        self._check_capacity(at_once)
         for key in plan.initial:
             self.free_bytes[self.pool_of[key]] -= self.key_bytes[key]
             self.state[key] = RESIDENT
             cache.on_insert(key, Cause.INITIAL)
         if min(self.free_bytes) < 0:
             raise CapacityError(f"initial contents exceed a pool: free bytes {self.free_bytes}")
+        self._least_free = list(self.free_bytes)
 
-    def _check_capacity(self) -> None:
-        g = self.geometry
+    def _check_capacity(self, at_once: int) -> None:
         largest = [0] * len(self.capacity_bytes)
         for pool, size in zip(self.pool_of, self.key_bytes, strict=True):
             largest[pool] = max(largest[pool], size)
         for pool, capacity in enumerate(self.capacity_bytes):
-            need = g.top_k * largest[pool]
+            need = at_once * largest[pool]
             if capacity < need:
                 raise CapacityError(
-                    f"pool {pool} holds {capacity} B, but one token may need {g.top_k} experts of {largest[pool]} B = "
+                    f"pool {pool} holds {capacity} B, but one token may need {at_once} experts of {largest[pool]} B = "
                     f"{need} B there; raise budget.resident_share (or this pool's cache.shares)"
                 )
 
-    def claim(self, key: int, need_bytes: int, demand: bool) -> Sequence[int] | None:
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the pools held, each at its fullest."""
+        return sum(self.capacity_bytes) - sum(self._least_free)
+
+    def claim(self, key: int, must: bool) -> Sequence[int] | None:
         """Make room for a key: the keys to evict for it, least valuable first, or None if it does not fit.
 
-        The bytes are taken at once; the caller evicts. A prefetch may take keys that are neither pinned nor masked, a
-        demand takes those first and masked ones last.
+        The bytes are taken at once; the caller evicts. What need not come in may take keys that are neither pinned nor
+        masked; what must takes those first and masked ones last.
         """
         pool = self.pool_of[key]
-        free = self.free_bytes[pool] - need_bytes
-        if free >= 0:
+        free = self.free_bytes[pool] - self.key_bytes[key]
+        if free >= 0 or (must and self.overflows):
             self.free_bytes[pool] = free
+            if free < self._least_free[pool]:
+                self._least_free[pool] = free
             return ()
         victim = next(self.cache.victims(pool, key, self.blocked), -1)
         if victim >= 0 and free + self.key_bytes[victim] >= 0:
             self.free_bytes[pool] = free + self.key_bytes[victim]
             return (victim,)
-        return self._claim_several(pool, key, free, demand)
+        victims = self._several_victims(pool, key, free, must)
+        if victims is not None:
+            self.free_bytes[pool] = free + sum(self.key_bytes[victim] for victim in victims)
+        return victims
 
-    def _claim_several(self, pool: int, key: int, free: int, demand: bool) -> Sequence[int] | None:
+    def could_claim(self, key: int) -> bool:
+        """Whether a claim of what must come in would succeed now."""
+        pool = self.pool_of[key]
+        free = self.free_bytes[pool] - self.key_bytes[key]
+        return free >= 0 or self.overflows or self._several_victims(pool, key, free, True) is not None
+
+    def _several_victims(self, pool: int, key: int, free: int, must: bool) -> list[int] | None:
         taken: list[int] = []
-        for blocked in (self.blocked, self.pinned) if demand else (self.blocked,):
+        for blocked in (self.blocked, self.pinned) if must else (self.blocked,):
             for victim in self.cache.victims(pool, key, blocked):
                 if victim not in taken:
                     taken.append(victim)
                     free += self.key_bytes[victim]
                     if free >= 0:
-                        self.free_bytes[pool] = free
                         return taken
         return None
 
-    def check(self) -> None:
-        """Assert every invariant. Expensive, for tests."""
-        used = [0] * len(self.capacity_bytes)
-        for key, state in enumerate(self.state):
-            if state >= IN_FLIGHT:
-                used[self.pool_of[key]] += self.key_bytes[key]
-            assert self.blocked[key] >= self.pinned[key], self.geometry.name_of(key)
+    def release(self, key: int) -> None:
+        """Give back the bytes of a claim, or of a key that has gone."""
+        self.free_bytes[self.pool_of[key]] += self.key_bytes[key]
+
+    def excess(self) -> list[int]:
+        """The keys to evict so that no pool holds more than its capacity, as far as what is pinned allows."""
+        gone: list[int] = []
         for pool, free in enumerate(self.free_bytes):
-            assert free == self.capacity_bytes[pool] - used[pool] >= 0, (pool, free, used[pool])
+            for blocked in (self.blocked, self.pinned):
+                if free >= 0:
+                    break
+                for victim in self.cache.victims(pool, -1, blocked):
+                    if victim not in gone:
+                        gone.append(victim)
+                        free += self.key_bytes[victim]
+                        if free >= 0:
+                            break
+        return gone
+
+    def check(self) -> None:
+        """Assert every invariant that holds between calls. Expensive, for tests."""
+        for key, pinned in enumerate(self.pinned):
+            assert self.blocked[key] >= pinned, self.geometry.name_of(key)
+        for pool, free in enumerate(self.free_bytes):
+            assert free <= self.capacity_bytes[pool], (pool, free)
+            assert free >= 0 or self.overflows, (pool, free)

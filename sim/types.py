@@ -156,29 +156,26 @@ class Step:
 class Route:
     """The links between the experts' home and the device, as far as decisions depend on them.
 
-    ``engines`` and ``cut_through`` are by link, link 0 at the device; a link of ``cut_through`` hands on to the next
-    link inwards from its head (``head_bytes``). ``ram_link`` is the link at whose inner end a managed RAM tier of
+    ``engines`` and ``head_bytes`` are by link, link 0 at the device; a link with ``head_bytes`` above 0 hands on to the
+    next link inwards from that head (cut-through). ``ram_link`` is the link at whose inner end a managed RAM tier of
     ``ram_bytes`` lies, or None.
     """
 
     engines: tuple[int, ...] = (1,)
-    cut_through: tuple[bool, ...] = (False,)
-    head_bytes: int = 1 << 20
+    head_bytes: tuple[int, ...] = (0,)
     ram_link: int | None = None
     ram_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not self.engines or min(self.engines) < 1 or len(self.cut_through) != len(self.engines):
-            raise ValueError(f"a route needs engines >= 1 and cut_through for each link, got {self}")
-        if self.cut_through[0]:
-            raise ValueError("link 0 ends at the device: it has no next link to cut through to")
-        for link, (engines, forwards) in enumerate(zip(self.engines, self.cut_through, strict=True)):
-            if forwards and engines > 1:
-                raise ValueError(f"link {link} has {engines} engines: cut_through needs one")
+        if not self.engines or min(self.engines) < 1 or len(self.head_bytes) != len(self.engines):
+            raise ValueError(f"a route needs engines >= 1 and head_bytes for each link, got {self}")
+        if min(self.head_bytes) < 0 or self.head_bytes[0]:
+            raise ValueError(f"head_bytes must be >= 0, and 0 for link 0, which ends at the device: {self.head_bytes}")
+        for link, (engines, head) in enumerate(zip(self.engines, self.head_bytes, strict=True)):
+            if head and engines > 1:
+                raise ValueError(f"link {link} has {engines} engines: cut-through needs one")
         if self.ram_link is not None and not 1 <= self.ram_link < len(self.engines):
             raise ValueError(f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}")
-        if self.head_bytes < 1:
-            raise ValueError(f"head_bytes={self.head_bytes} must be >= 1")
 
     @property
     def links(self) -> int:

@@ -70,6 +70,7 @@ class Resident(Protocol):
     """Read access to what the device holds now."""
 
     def has(self, precision: int, site: int, expert: int) -> bool: ...
+    def expert_of(self, key: int) -> int: ...
 
 
 class Queued(Protocol):
@@ -91,7 +92,14 @@ class Predictor(Protocol):
 
 
 class CachePolicy(Protocol):
-    """Says which keys are worth least; the controller says which may go and how many bytes must."""
+    """Says which keys are worth least; the controller says which may go and how many bytes must.
+
+    A tier's policy hears the requests that reach the tier. A requested key need not become resident (it may be computed
+    on the CPU or served from staging): ``on_evict`` is told of it when its gate is over.
+    """
+
+    admits_all: bool
+    """``admit`` is always true: the controller then never asks."""
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         """Called once, before the run."""
@@ -104,7 +112,8 @@ class CachePolicy(Protocol):
         ``blocked`` is one of two bytearrays over all keys that live for the whole run.
         """
 
-    def admit(self, key: int, cause: Cause) -> bool: ...
+    def admit(self, key: int, cause: Cause) -> bool:
+        """Whether a loaded key may enter its pool; where it may not it is served from staging."""
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         """The serving keys looked up by one gate or wave, in need order; the precisions wanted; what was found."""
@@ -129,8 +138,21 @@ class PrecisionSelector(Protocol):
 
 
 class Placement(Protocol):
-    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``."""
+    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``; it counts for needs that are absent."""
 
     constant: int | None
 
     def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]: ...
+
+
+class Payload(Protocol):
+    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move."""
+
+    whole: bool
+    """Every access moves the whole variant: the controller then never asks."""
+
+    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
+        """Bytes that the ``index``-th need of a gate or forecast must have there, 1 to the variant's bytes."""
+
+    def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
+        """Of what the ``index``-th need must have, the bytes that a partial prefetch of ``moved_bytes`` lacks."""

@@ -1,7 +1,8 @@
 """Cache policies: what is worth least when room is needed.
 
 Requests change recency and counts whether they hit or miss; a missed key is pinned until it has arrived, so a policy
-may rank it before it is resident: the controller's ``blocked`` keeps it from being offered.
+may rank it before it is resident: the controller's ``blocked`` keeps it from being offered. ``on_evict`` may name a key
+that was requested and never inserted.
 """
 
 from __future__ import annotations
@@ -18,20 +19,35 @@ from sim.policies.pools import Pooled
 from sim.types import Cause, Geometry, PoolPlan
 
 COUNT_SCOPES = ("resident", "sequence", "model")
+RECENCIES = ("needs", "rows")
 NEVER = 1 << 62
 """The next request of a key that is not requested again."""
 
 
 class LRU(Pooled):
-    """Least recently requested first; a prefetched key counts as recent when it arrives."""
+    """Least recently requested first; a prefetched key counts as recent when it arrives.
+
+    ``recency``: inside a gate of several rows ``needs`` goes by need order, ``rows`` by the last (row, rank in the row)
+    that chose an expert, as an engine does that touches its cache row by row.
+    """
+
+    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 recency: str = "needs") -> None:  # fmt: skip
+        super().__init__(scope, shares, initial)
+        if recency not in RECENCIES:
+            raise ValueError(f"unknown LRU recency {recency!r}; known: {', '.join(RECENCIES)}")
+        self._by_rows = recency == "rows"
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._units = geometry.units
         self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return filterfalse(blocked.__getitem__, self._orders[pool])
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        if self._by_rows:
+            keys = self._by_last_row(keys, gate)
         orders = self._orders
         order = orders[0]
         for key in keys:
@@ -49,6 +65,10 @@ class LRU(Pooled):
     def on_evict(self, key: int) -> None:
         del self._orders[self._pool_of[key]][key]
 
+    def _by_last_row(self, keys: Sequence[int], gate: Gate) -> Sequence[int]:
+        last = {expert: place for place, expert in enumerate(gate.experts.ravel().tolist())}
+        return sorted(keys, key=lambda key: last[key % self._units])
+
 
 class FIFO(Pooled):
     """Oldest insert first."""
@@ -63,7 +83,7 @@ class FIFO(Pooled):
         self._orders[self._pool_of[key]][key] = None
 
     def on_evict(self, key: int) -> None:
-        del self._orders[self._pool_of[key]][key]
+        self._orders[self._pool_of[key]].pop(key, None)
 
 
 class Transient(FIFO):
@@ -286,7 +306,8 @@ class Belady(Pooled):
             self._hold(key)
 
     def on_evict(self, key: int) -> None:
-        self._drop(key)
+        if key in self._held:
+            self._drop(key)
 
     def _hold(self, key: int) -> None:
         self._held.add(key)

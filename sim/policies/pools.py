@@ -21,6 +21,8 @@ class Pooled:
     out those that a higher precision's pool already holds; ``empty`` starts cold.
     """
 
+    admits_all = True
+
     def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending") -> None:
         if scope not in SCOPES:
             raise ValueError(f"unknown cache scope {scope!r}; known: {', '.join(SCOPES)}")
@@ -94,12 +96,12 @@ def _ascending(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
-    for precision, size in enumerate(geometry.variant_bytes):
+    for precision in range(len(geometry.precisions)):
         touched: set[int] = set()
         for site in range(geometry.sites):
             for expert in range(geometry.experts):
                 key = geometry.key(precision, site, expert)
-                pool = pool_of[key]
+                pool, size = pool_of[key], geometry.bytes_of(key)
                 if full[pool] or (site, expert) in held:
                     continue
                 touched.add(pool)

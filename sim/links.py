@@ -1,0 +1,318 @@
+"""The links of the simulated machine: callback state machines on SimPy's clock.
+
+A link serves what the controller issues, in order of issue. ``Link`` has one engine, may be chunked, and may hand a
+transfer on to the next link from its head; ``SharedLink`` has several engines that share its bandwidth. Each service
+costs one heap event, and one more for a head, a cut or a change of a shared rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable
+from math import lcm
+from typing import Protocol
+
+import simpy
+
+from sim.controller import Controller
+from sim.costs import Durations
+from sim.loader import Transfer
+from sim.record import Record
+
+TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
+"""Priorities above SimPy's own (0 and 1), in the order of equal times (docs/design.md section 3); a number is added."""
+LATER = ARRIVAL
+
+
+class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
+    """An event that rings ``callback`` and can then be set again."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self._ring = [callback]
+
+    def set(self, delay_ns: int, priority: int) -> None:
+        self.callbacks = self._ring
+        self.env.schedule(self, priority, delay_ns)
+
+
+class Machine(Protocol):
+    """What a link needs of the engine around it."""
+
+    env: simpy.Environment
+    controller: Controller
+    durations: Durations
+    record: Record
+
+    def settle(self, link: int, now: int, order: int) -> None:
+        """A call about a transfer of ``link`` was made, at ``order`` in the instant: poll the other links."""
+
+    def arrive(self, key: int, number: int, now: int) -> None:
+        """A key has arrived on the device."""
+
+
+class Link:
+    """A link with one engine."""
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        self.machine, self.index = machine, index
+        self.controller, self.record, self._env = machine.controller, machine.record, machine.env
+        self._durations = machine.durations
+        loader, route = self.controller.loader, self.controller.route
+        self.room = loader.in_flight
+        self.issued: deque[Transfer] = deque()
+        self._alarm = Alarm(self._env, self._on_end)
+        self._hop_ns: dict[int, int] = {}
+        self._service = -1  # row of the service in progress
+        self._forwards = route.head_bytes[index] > 0
+        self._chunk_bytes = None if self._forwards else loader.chunk_bytes
+        self._is_alone = route.links == 1 and loader.chunk_bytes is None
+        self._rank = 3 - index  # of one transfer the outer link's end comes first
+
+    def fill(self, now: int) -> None:
+        """Poll while there is room and something waits."""
+        issued, controller = self.issued, self.controller
+        while controller.pending[self.index] and len(issued) < self.room:
+            self.record.call_ns.append(now)
+            transfer = controller.poll(self.index)
+            if transfer is None:
+                return
+            issued.append(transfer)
+            if len(issued) == 1:
+                self._serve(transfer, now)
+
+    def consider_cut(self, now: int, order: int) -> None:
+        """After every call: a chunked link may have to give way (only links with ``chunk_bytes``)."""
+
+    def _order(self, transfer: Transfer) -> int:
+        return TRANSFER_END + (transfer.number << 2) + self._rank
+
+    def _serve(self, transfer: Transfer, now: int) -> None:
+        """Turn to an issued transfer."""
+        record = self.record
+        self._service = len(record.service_start_ns)
+        record.service_start_ns.append(now)
+        record.service_number.append(transfer.number)
+        record.service_link.append(self.index)
+        record.service_engine.append(0)
+        record.service_urgent.append(0 if transfer.prefetch and not transfer.urgent else 1)
+        record.service_bytes.append(transfer.left_bytes)
+        record.service_end_ns.append(-1)
+        self._set_end(transfer, now)
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        duration = self.service_ns(transfer)
+        self._alarm.set(duration, self._order(transfer))
+        if self._forwards:
+            head = self._head_ns(transfer)
+            if head < duration:
+                Alarm(self._env, lambda _: self._on_head(transfer)).set(head, self._order(transfer))
+
+    def service_ns(self, transfer: Transfer) -> int:
+        """How long the transfer takes alone on this link, what it writes back included."""
+        size = transfer.left_bytes
+        duration = self._hop_ns.get(size, -1)
+        if duration < 0:
+            duration = self._hop_ns[size] = self._durations.hop_ns(self.index, size)
+        if self.index == 0 and transfer.write_back:
+            key_bytes = self.controller.slots.key_bytes
+            duration += sum(self._durations.hop_ns(0, key_bytes[victim]) for victim in transfer.write_back)
+        return duration
+
+    def _head_ns(self, transfer: Transfer) -> int:
+        """When the next link may begin, so that it never starves (docs/design.md section 5, cut-through)."""
+        hop, link, head = self._durations.hop_ns, self.index, self.controller.route.head_bytes[self.index]
+        mine, following = transfer.left_bytes, self.controller.hop_bytes(transfer, self.index - 1)
+        starves_until = hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        return max(hop(link, min(head, mine)), starves_until)
+
+    def _on_head(self, transfer: Transfer) -> None:
+        now = self._env.now
+        self.record.call_ns.append(now)
+        self.controller.head_done(self.index, transfer)
+        self.machine.settle(-1, now, self._order(transfer))
+
+    def _on_end(self, event: simpy.Event) -> None:
+        now = self._env.now
+        record, issued = self.record, self.issued
+        transfer = issued.popleft()
+        record.service_end_ns[self._service] = now
+        record.call_ns.append(now)
+        key, following = self.controller.transfer_done(self.index, transfer)
+        if following is not None:
+            issued.append(following)
+        if issued:
+            self._serve(issued[0], now)
+        if not self._is_alone:
+            self.machine.settle(self.index, now, self._order(transfer))
+        self.machine.arrive(key, transfer.number, now)
+
+
+class ChunkedLink(Link):
+    """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut, not a chunk."""
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self._since_ns = 0
+        self._cut_at = 0  # chunks of the service in progress after which it is to be cut; 0: not at all
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        self._since_ns, self._cut_at = now, 0
+        service = self._service
+        # An event cannot be taken back: that of a service that was cut rings in vain.
+        alarm = Alarm(self._env, lambda event: self._on_end(event) if service == self._service else None)
+        alarm.set(self.service_ns(transfer), self._order(transfer))
+
+    def _on_end(self, event: simpy.Event) -> None:
+        self._cut_at = 0
+        super()._on_end(event)
+
+    def consider_cut(self, now: int, order: int) -> None:
+        if self._cut_at or not self.issued or not self.controller.cut(self.index):
+            return
+        transfer, service = self.issued[0], self._service
+        chunk = self._next_chunk(transfer, now - self._since_ns, order < self._order(transfer))
+        if chunk is None:
+            return
+        self._cut_at, end_ns = chunk
+        alarm = Alarm(self._env, lambda _: self._on_cut(transfer) if service == self._service else None)
+        alarm.set(self._since_ns + end_ns - now, self._order(transfer))
+
+    def _next_chunk(self, transfer: Transfer, elapsed_ns: int, may_be_now: bool) -> tuple[int, int] | None:
+        """Number and end, since the service began, of the first chunk that has still to end; None if it is the last."""
+        size = self._chunk_bytes
+        assert size is not None
+        chunks = -(-transfer.left_bytes // size)
+        find = bisect_left if may_be_now else bisect_right
+        number = find(range(1, chunks), elapsed_ns, key=lambda k: self._durations.hop_ns(self.index, k * size)) + 1
+        return (number, self._durations.hop_ns(self.index, number * size)) if number < chunks else None
+
+    def _on_cut(self, transfer: Transfer) -> None:
+        now = self._env.now
+        chunks, self._cut_at = self._cut_at, 0
+        if not self.controller.cut(self.index):
+            return
+        assert self._chunk_bytes is not None
+        moved = chunks * self._chunk_bytes
+        record, issued = self.record, self.issued
+        record.service_end_ns[self._service] = now
+        record.service_bytes[self._service] = moved
+        self._service = -1
+        record.call_ns.append(now)
+        issued.popleft()
+        following = self.controller.chunk_done(self.index, transfer, moved)
+        if following is not None:
+            issued.append(following)
+        if issued:
+            self._serve(issued[0], now)
+        self.machine.settle(self.index, now, self._order(transfer))
+
+
+class Engine:
+    """One DMA engine of a shared link at work. ``left`` is in ns of the whole link's time, times the link's scale."""
+
+    __slots__ = ("latency_until_ns", "left", "number", "service", "transfer")
+
+    def __init__(self, number: int, transfer: Transfer, service: int, latency_until_ns: int, left: int) -> None:
+        self.number, self.transfer, self.service = number, transfer, service
+        self.latency_until_ns, self.left = latency_until_ns, left
+
+
+class SharedLink(Link):
+    """A link of several engines: past its latency each has an equal share of the bandwidth, exactly.
+
+    With m engines drawing bandwidth each does ``scale / m`` units a ns, a whole number: no rounding but at the ends.
+    """
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self._engines = self.controller.route.engines[index]
+        self.room *= self._engines
+        self._scale = lcm(*range(1, self._engines + 1))
+        self._working: list[Engine] = []
+        self._since_ns = 0
+        self._alarms = 0
+        self._latency_ns = self._durations.latency_ns(index)
+
+    def fill(self, now: int) -> None:
+        controller = self.controller
+        while controller.pending[self.index] and len(self.issued) + len(self._working) < self.room:
+            self.record.call_ns.append(now)
+            transfer = controller.poll(self.index)
+            if transfer is None:
+                break
+            self.issued.append(transfer)
+            self._begin(now)
+        self._set_alarm(now)
+
+    def _begin(self, now: int) -> None:
+        """Give issued transfers to free engines."""
+        while self.issued and len(self._working) < self._engines:
+            self._advance(now)
+            transfer = self.issued.popleft()
+            taken = {engine.number for engine in self._working}
+            number = next(n for n in range(self._engines) if n not in taken)
+            self._serve(transfer, now)
+            self.record.service_engine[self._service] = number
+            left = (self.service_ns(transfer) - self._latency_ns) * self._scale
+            self._working.append(Engine(number, transfer, self._service, now + self._latency_ns, left))
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        """The end depends on the others: one alarm is set for the link's next change."""
+
+    def _drawing(self, now: int) -> list[Engine]:
+        return [engine for engine in self._working if engine.latency_until_ns <= now]
+
+    def _advance(self, now: int) -> None:
+        """What has been done since the last change; every change of the rate is one."""
+        elapsed = now - self._since_ns
+        if elapsed:
+            drawing = self._drawing(self._since_ns)
+            for engine in drawing:
+                engine.left -= elapsed * self._scale // len(drawing)
+            self._since_ns = now
+
+    def _set_alarm(self, now: int) -> None:
+        """Ring at the next end of a service or of a latency."""
+        self._advance(now)
+        drawing = self._drawing(now)
+        share = self._scale // len(drawing) if drawing else 0
+        changes = [(now + max(0, -(-engine.left // share)), self._order(engine.transfer)) for engine in drawing]
+        changes += [(e.latency_until_ns, self._order(e.transfer)) for e in self._working if e.latency_until_ns > now]
+        self._alarms += 1
+        if changes:
+            alarms = self._alarms
+            at_ns, order = min(changes)
+            alarm = Alarm(self._env, lambda _: self._on_change(order) if alarms == self._alarms else None)
+            alarm.set(at_ns - now, order)
+
+    def _on_change(self, order: int) -> None:
+        now = self._env.now
+        self._advance(now)
+        ended = next((e for e in self._drawing(now) if e.left <= 0 and self._order(e.transfer) == order), None)
+        if ended is None:
+            self._set_alarm(now)
+            return
+        transfer = ended.transfer
+        self._working.remove(ended)
+        self.record.service_end_ns[ended.service] = now
+        self.record.call_ns.append(now)
+        key, following = self.controller.transfer_done(self.index, transfer)
+        if following is not None:
+            self.issued.append(following)
+        self._begin(now)
+        self._set_alarm(now)
+        self.machine.settle(self.index, now, order)
+        self.machine.arrive(key, transfer.number, now)
+
+
+def make_link(machine: Machine, index: int) -> Link:
+    controller = machine.controller
+    if controller.route.engines[index] > 1:
+        return SharedLink(machine, index)
+    if controller.loader.chunk_bytes is not None and not controller.route.head_bytes[index]:
+        return ChunkedLink(machine, index)
+    return Link(machine, index)

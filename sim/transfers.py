@@ -1,0 +1,598 @@
+"""The lower half of the decision core: queues, claims, hops and arrivals. No gate, no forecast.
+
+Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier, if that holds its
+key), and takes hop after hop: queued, issued, done, queued on the next link inwards. What a hop moves into claims its slot when
+the hop is issued: the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident in its pool,
+or staged. What is given up on the way gives back all that it has claimed or pinned.
+
+A machine with one link, pools only and whole transfers takes the short ways through these methods.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+
+from sim.loader import NO_TRANSFER, Loader, Transfer
+from sim.policies.base import CachePolicy, Gate, Payload
+from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
+from sim.types import Cause, Geometry, Outcome, PrefetchOutcome, Route
+
+# Plain ints: members of an IntEnum are looked up and compared several times slower.
+HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
+EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
+CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
+DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
+
+
+class Event(IntEnum):
+    """Kinds of the rows (call, kind, key, value) in ``events``.
+
+    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key that it made room for, or -1.
+    """
+
+    QUEUE_PREFETCH = 0
+    CANCEL = 1
+    DROP_NO_SLOT = 2
+    ISSUE = 3
+    EVICT = 4
+
+
+QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Event)
+
+
+class Transfers:
+    """What is queued, on its way, resident and staged. The upper half is ``sim.controller.Controller``."""
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
+                 ram_cache: CachePolicy | None, dense_bytes: Sequence[int]) -> None:  # fmt: skip
+        loader.check_route(route)
+        self.geometry, self.cache, self.loader = geometry, cache, loader
+        self.payload, self.route, self.dense_bytes = payload, route, dense_bytes
+        self.slots = Slots(geometry, cache, geometry.top_k, loader.retention == "after_batch")
+        # The hot path reads these; Slots owns them.
+        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
+        self._key_bytes = self.slots.key_bytes
+        self.calls = 0
+        self.issued: list[Transfer] = []
+        self.events: list[int] = []
+        self._never_issued = [0] * len(PrefetchOutcome)
+        self._prepare_ram(ram_cache)
+        self._prepare_queues()
+        self._prepare_staging()
+        self._prepare_dense()
+        self._is_simple = self._outermost == 0 and not (self._chunked or self._stages or loader.dense_slots)
+
+    def _prepare_ram(self, ram_cache: CachePolicy | None) -> None:
+        route = self.route
+        if (ram_cache is None) != (route.ram_link is None):
+            raise ValueError(
+                "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route (ram_link)"
+            )
+        self.ram: Slots | None = None
+        self._ram_link = -1
+        self._ram_keys: list[int] = []
+        self._ram_outcomes: list[int] = []
+        self.ram_lookups = self.ram_hits = 0
+        self.ram_evictions: list[tuple[int, int]] = []  # (call, key)
+        if ram_cache is not None and route.ram_link is not None:
+            self._ram_link = route.ram_link
+            self.ram = Slots(replace(self.geometry, capacity_bytes=route.ram_bytes), ram_cache, at_once=1)
+            # Nothing is masked in RAM; what is asked for is pinned there, resident or not, until it has got through.
+            self.ram.blocked = self.ram.pinned
+
+    def _prepare_queues(self) -> None:
+        links, loader = self.route.links, self.loader
+        self._outermost = links - 1
+        self._demands: list[deque[Transfer]] = [deque() for _ in range(links)]
+        # With demand_first off there is one queue a link, so both names mean the same deques.
+        self._prefetches = [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
+        self.pending = [0] * links
+        """Transfers that wait on each link to be issued."""
+        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
+        self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
+        self._chunked = loader.chunk_bytes is not None
+        self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
+        self._claims_at_queue = loader.slot_claim == "queue"
+
+    def _prepare_staging(self) -> None:
+        loader, cache = self.loader, self.cache
+        self._stages = loader.staging_slots > 0
+        refuses = not cache.admits_all
+        if (refuses or not self.payload.whole) and not self._stages:
+            what = "the cache policy refuses variants" if refuses else "partial moves land in staging"
+            raise ValueError(f"{what}: set loader.staging_slots >= 1")
+        if not self.payload.whole and len(self.geometry.precisions) > 1:
+            raise ValueError(
+                f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
+            )
+        self._limits_staging = refuses or not self.payload.whole
+        self.staged = bytearray(self.geometry.num_keys)
+        self._staged_keys: dict[int, None] = {}  # in order of arrival
+        self._staging_used = 0
+        self.most_staged = 0
+
+    def _prepare_dense(self) -> None:
+        ahead, g = self.loader.dense_slots, self.geometry
+        if not ahead:
+            return
+        if not ahead < g.sites or len(self.dense_bytes) != g.sites or min(self.dense_bytes) < 1:
+            raise ValueError(
+                f"loader.dense_slots={ahead} must be below the {g.sites} sites (0: all resident), "
+                f"with a dense block of at least 1 B for each, got {list(self.dense_bytes)}"
+            )
+        for site in range(ahead):
+            self.state[g.key(0, site, g.experts)] = RESIDENT
+
+    @property
+    def num_issued(self) -> int:
+        return len(self.issued)
+
+    @property
+    def num_prefetches_queued(self) -> int:
+        return self.events[1::4].count(QUEUE_PREFETCH)
+
+    @property
+    def prefetch_counts(self) -> list[int]:
+        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
+        counts = list(self._never_issued)
+        for transfer in self.issued:
+            if transfer.prefetch:
+                counts[transfer.outcome] += 1
+        return counts
+
+    def finish(self) -> None:
+        """The run is over: settle the prefetches that nothing will settle any more."""
+        left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
+        self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
+
+    # ---- what a policy or a driver may ask
+
+    def has(self, precision: int, site: int, expert: int) -> bool:
+        return self.state[self.geometry.key(precision, site, expert)] >= RESIDENT
+
+    def expert_of(self, key: int) -> int:
+        return key % self.geometry.units
+
+    def bytes_ahead(self, link: int) -> int:
+        """Bytes of the demands that wait on a link."""
+        return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and not (t.prefetch and not t.urgent))
+
+    def hop_bytes(self, transfer: Transfer, link: int) -> int:
+        """What a transfer's hop on a link moves: into RAM the whole variant."""
+        whole = self.ram is not None and link >= self._ram_link
+        return self._key_bytes[transfer.key] if whole else transfer.moved_bytes
+
+    # ---- calls of the driver
+
+    def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
+        """The key that has arrived on the device (-1: none), and the next transfer, issued in the same call."""
+        self.calls += 1
+        if self._is_simple:
+            key = transfer.key
+            if transfer.prefetch:
+                self.state[key] = RESIDENT if transfer.awaited else UNUSED
+                self.cache.on_insert(key, PREFETCH)
+            else:
+                self.state[key] = RESIDENT
+                self.cache.on_insert(key, DEMAND)
+            return key, self._issue(0)
+        if self._chunked:
+            self._on_link[link].remove(transfer)
+        if link:
+            self._end_hop(link, transfer)
+            return -1, self._issue(link)
+        return self._arrive(transfer), self._issue(0)
+
+    def poll(self, link: int) -> Transfer | None:
+        """The next transfer to issue on a link that has room, or None."""
+        self.calls += 1
+        return self._issue(link)
+
+    def head_done(self, link: int, transfer: Transfer) -> None:
+        """The next link inwards may begin with what this one is still serving (cut-through)."""
+        self.calls += 1
+        transfer.feeds += 1
+        self._queue_again(transfer, link - 1)
+
+    def cut(self, link: int) -> bool:
+        """Whether the transfer in service should give way at the end of its chunk. A question, not a call."""
+        on_link = self._on_link[link]
+        if not on_link or self.route.head_bytes[link]:
+            return False
+        serving = on_link[0]
+        if not serving.prefetch or serving.awaited:
+            return False
+        if len(on_link) > 1:
+            following = on_link[1]
+            return not following.prefetch or following.urgent
+        demands = self._demands[link]
+        return bool(demands) and self._could_claim(demands[0], link)
+
+    def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
+        """A transfer has been cut after so many bytes of its service; the next one to serve."""
+        self.calls += 1
+        self._on_link[link].remove(transfer)
+        transfer.left_bytes -= moved_bytes
+        transfer.waits = True
+        self._prefetches[link].appendleft(transfer)
+        self.pending[link] += 1
+        return self._issue(link)
+
+    # ---- queueing
+
+    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
+        """Queue a key that is absent on the first link of its route."""
+        link = self._outermost if self.ram is None else self._enter_ram(key)
+        transfer = self._transfer_of[key] = Transfer(key, prefetch, moved_bytes, self.calls, link)
+        self.state[key] = QUEUED
+        (self._prefetches if prefetch else self._demands)[link].append(transfer)
+        self.pending[link] += 1
+        if not self._is_simple:
+            transfer.left_bytes = self.hop_bytes(transfer, link)
+            transfer.partial = transfer.staged = moved_bytes < self._key_bytes[key]
+        return transfer
+
+    def _enter_ram(self, key: int) -> int:
+        """Look a key up in RAM and pin it there; the link on which its transfer begins."""
+        assert self.ram is not None
+        found = self.ram.state[key] == RESIDENT
+        self.ram.pinned[key] = 1
+        self._ram_keys.append(key)
+        self._ram_outcomes.append(HIT if found else MISS)
+        return self._ram_link - 1 if found else self._outermost
+
+    def _tell_ram(self, gate: Gate) -> None:
+        """Tell the RAM tier's policy what has been looked up there since it was last told."""
+        keys, outcomes = self._ram_keys, self._ram_outcomes
+        if not keys:
+            return
+        assert self.ram is not None
+        # What is queued is the wanted variant: only what is there or on its way can serve for another.
+        self.ram.cache.on_requests(keys, [key // self.geometry.plane for key in keys], outcomes, gate)
+        self.ram_lookups += len(keys)
+        self.ram_hits += outcomes.count(HIT)
+        self._ram_keys, self._ram_outcomes = [], []
+
+    def _leave_ram(self, key: int) -> None:
+        """A transfer is over or given up: its copy in RAM, if it got there, may go."""
+        ram = self.ram
+        if ram is None:
+            return
+        ram.pinned[key] = 0
+        if ram.state[key] != RESIDENT:
+            if ram.state[key] == IN_FLIGHT:
+                ram.release(key)
+                ram.state[key] = ABSENT
+            ram.cache.on_evict(key)
+
+    def _queue_again(self, transfer: Transfer, link: int) -> None:
+        """The next hop of a transfer that has started."""
+        if transfer.link == link:  # it bounced: it was queued here before
+            transfer.later_hops = transfer.later_hops[:-1]
+        transfer.link, transfer.waits = link, True
+        transfer.later_hops += ((link, self.calls),)
+        transfer.left_bytes = self.hop_bytes(transfer, link)
+        goes_first = not transfer.prefetch or transfer.urgent
+        (self._demands if goes_first else self._prefetches)[link].append(transfer)
+        self.pending[link] += 1
+
+    def _claim_at_queue(self, transfer: Transfer) -> bool:
+        """``slot_claim: queue``: False if the transfer, a prefetch, was given up for want of a slot."""
+        if self._claim_pool(transfer) or not transfer.prefetch:
+            return True
+        self._give_up(transfer, DROP_NO_SLOT)
+        return False
+
+    def _stream_dense(self, site: int) -> None:
+        """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""
+        g = self.geometry
+        self.state[g.key(0, site, g.experts)] = ABSENT
+        site = (site + self.loader.dense_slots) % g.sites
+        key = g.key(0, site, g.experts)
+        transfer = self._transfer_of[key] = Transfer(key, False, self.dense_bytes[site], self.calls)
+        transfer.dense = transfer.claimed = True
+        self.state[key] = QUEUED
+        self._demands[0].append(transfer)
+        self.pending[0] += 1
+
+    def _await(self, transfer: Transfer) -> Transfer:
+        """A need waits for a transfer that has been queued before; if it is a prefetch it was late."""
+        if not transfer.prefetch:
+            return transfer
+        transfer.awaited = True
+        transfer.outcome = PrefetchOutcome.LATE
+        if transfer.number >= 0 and self.loader.promote and not transfer.urgent:
+            transfer.urgent = True
+            if transfer.waits and self.loader.demand_first:
+                self._prefetches[transfer.link].remove(transfer)
+                self._demands[transfer.link].append(transfer)
+        return transfer
+
+    def _promote(self, transfer: Transfer) -> Transfer:
+        """A prefetch that has never started becomes a demand."""
+        self._never_issued[PrefetchOutcome.PROMOTED] += 1
+        if not self.loader.demand_first:
+            transfer.prefetch = False
+            transfer.call = self.calls
+            return transfer
+        transfer.cancelled = True
+        demand = Transfer(transfer.key, False, transfer.moved_bytes, self.calls, transfer.link)
+        demand.left_bytes, demand.partial, demand.staged = transfer.left_bytes, transfer.partial, transfer.staged
+        demand.claimed, demand.victims, demand.write_back = transfer.claimed, transfer.victims, transfer.write_back
+        self._transfer_of[transfer.key] = demand
+        self._demands[transfer.link].append(demand)
+        return demand
+
+    # ---- giving up
+
+    def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
+        """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
+        for transfer in transfers:
+            if transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds:
+                if not transfer.cancelled and transfer.key not in kept:
+                    self._give_up(transfer, CANCEL)
+
+    def _waiting_prefetches(self) -> list[Transfer]:
+        return [transfer for queue in self._prefetches for transfer in queue]
+
+    def _give_up(self, transfer: Transfer, event: int) -> None:
+        """Drop or cancel a waiting prefetch and what it has claimed."""
+        key = transfer.key
+        transfer.cancelled = True
+        self.pending[transfer.link] -= 1
+        self.state[key] = ABSENT
+        if transfer.number < 0:
+            self._never_issued[CANCELLED if event == CANCEL else DROPPED_NO_SLOT] += 1
+        else:
+            transfer.outcome = DROPPED
+        if transfer.claimed:
+            if transfer.staged:
+                self._staging_used -= 1
+            else:
+                self.slots.release(key)
+        self._leave_ram(key)
+        self.events += (self.calls, event, key, -1)
+
+    def _drop_staged(self, key: int) -> None:
+        """A staged variant goes."""
+        if self.state[key] == UNUSED:
+            self._transfer_of[key].outcome = DROPPED
+        self.state[key] = ABSENT
+        self.staged[key] = 0
+        del self._staged_keys[key]
+        self._staging_used -= 1
+
+    # ---- issuing
+
+    def _issue(self, link: int) -> Transfer | None:
+        """Take the next transfer whose slot can be claimed, and claim it."""
+        demands, prefetches = self._demands[link], self._prefetches[link]
+        while demands or prefetches:
+            queue = demands or prefetches
+            transfer = queue[0]
+            if transfer.cancelled:
+                queue.popleft()
+                continue
+            if not self._claim(transfer, link):
+                if transfer.awaited or not transfer.prefetch:
+                    return self._issue_claimed(link)
+                queue.popleft()
+                if transfer.feeds:
+                    transfer.waits, transfer.bounced = False, True
+                    self.pending[link] -= 1
+                else:
+                    self._give_up(transfer, DROP_NO_SLOT)
+                continue
+            queue.popleft()
+            return self._start(transfer, link)
+        return None
+
+    def _issue_claimed(self, link: int) -> Transfer | None:
+        """The first that waits and needs no claim any more, where the one at the head finds no slot."""
+        for queue in (self._demands[link], self._prefetches[link]):
+            for transfer in queue:
+                if not transfer.cancelled and self._has_claim(transfer, link):
+                    queue.remove(transfer)
+                    return self._start(transfer, link)
+        return None
+
+    def _start(self, transfer: Transfer, link: int) -> Transfer:
+        self.pending[link] -= 1
+        transfer.waits = False
+        if transfer.number < 0:
+            key, victims = transfer.key, transfer.victims
+            self.state[key] = IN_FLIGHT
+            transfer.number = len(self.issued)
+            self.issued.append(transfer)
+            self.events += (self.calls, ISSUE, key, victims[0] if victims and not self._claims_at_queue else -1)
+        if self._chunked:
+            self._on_link[link].append(transfer)
+        return transfer
+
+    def _has_claim(self, transfer: Transfer, link: int) -> bool:
+        if link == 0:
+            return transfer.claimed
+        assert self.ram is not None
+        return self.ram.state[transfer.key] == IN_FLIGHT
+
+    def _claim(self, transfer: Transfer, link: int) -> bool:
+        """Claim the slot that a hop moves into; False if there is none."""
+        if link:
+            return link != self._ram_link or self._claim_ram(transfer)
+        if transfer.claimed:
+            return True
+        if self._stages and self._lands_in_staging(transfer):
+            return self._claim_staging(transfer)
+        return self._claim_pool(transfer)
+
+    def _claim_pool(self, transfer: Transfer) -> bool:
+        key = transfer.key
+        victims = self.slots.claim(key, transfer.awaited or not transfer.prefetch)
+        if victims is None:
+            return False
+        transfer.claimed = True
+        if victims:
+            transfer.victims = victims
+            if self.loader.write_back:
+                transfer.write_back = victims
+            self._evict(victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1)
+        return True
+
+    def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
+        """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
+        state = self.state
+        for victim in victims:
+            if state[victim] == UNUSED:
+                self._transfer_of[victim].outcome = EVICTED_UNUSED
+            state[victim] = ABSENT
+            self.cache.on_evict(victim)
+        for victim in victims[named:]:
+            self.events += (self.calls, EVICT, victim, key)
+
+    def _claim_ram(self, transfer: Transfer) -> bool:
+        ram, key = self.ram, transfer.key
+        assert ram is not None
+        if ram.state[key] == IN_FLIGHT:
+            return True
+        victims = ram.claim(key, transfer.awaited or not transfer.prefetch)
+        if victims is None:
+            return False
+        ram.state[key] = IN_FLIGHT
+        for victim in victims:
+            ram.state[victim] = ABSENT
+            ram.cache.on_evict(victim)
+            self.ram_evictions.append((self.calls, victim))
+        return True
+
+    def _lands_in_staging(self, transfer: Transfer) -> bool:
+        if transfer.staged:
+            return True
+        if transfer.prefetch:
+            return self.loader.destination == "staging"
+        return not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
+
+    def _claim_staging(self, transfer: Transfer) -> bool:
+        if self._staging_used == self.loader.staging_slots:
+            victim = self._staged_victim()
+            if victim < 0 or (transfer.prefetch and not transfer.awaited):
+                return False
+            self._drop_staged(victim)
+        self._staging_used += 1
+        self.most_staged = max(self.most_staged, self._staging_used)
+        transfer.staged = transfer.claimed = True
+        return True
+
+    def _staged_victim(self) -> int:
+        return next((key for key in self._staged_keys if not self.pinned[key]), -1)
+
+    def _could_claim(self, transfer: Transfer, link: int) -> bool:
+        """Whether ``_claim`` would succeed now for a demand."""
+        if link:
+            if link != self._ram_link:
+                return True
+            assert self.ram is not None
+            return self.ram.state[transfer.key] == IN_FLIGHT or self.ram.could_claim(transfer.key)
+        if transfer.claimed:
+            return True
+        if self._stages and self._lands_in_staging(transfer):
+            return self._staging_used < self.loader.staging_slots or self._staged_victim() >= 0
+        return self.slots.could_claim(transfer.key)
+
+    # ---- hops and arrivals
+
+    def _end_hop(self, link: int, transfer: Transfer) -> None:
+        """A hop on an outer link has ended."""
+        if link == self._ram_link:
+            assert self.ram is not None
+            self.ram.state[transfer.key] = RESIDENT
+            self.ram.cache.on_insert(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
+        if transfer.link == link:
+            self._queue_again(transfer, link - 1)
+            return
+        transfer.feeds -= 1
+        if transfer.bounced:
+            transfer.bounced = False
+            self._queue_again(transfer, transfer.link)
+
+    def _arrive(self, transfer: Transfer) -> int:
+        """The last hop has ended; the key that has arrived, or -1 if its rest has still to come."""
+        key, state = transfer.key, self.state
+        transfer.over = True
+        if transfer.dense:
+            state[key] = RESIDENT
+            return key
+        if transfer.rest_bytes:
+            self._queue_rest(transfer)
+            return -1
+        self._leave_ram(key)
+        if transfer.staged:
+            self._arrive_in_staging(transfer)
+        else:
+            state[key] = UNUSED if transfer.prefetch and not transfer.awaited else RESIDENT
+            self.cache.on_insert(key, PREFETCH if transfer.prefetch else DEMAND)
+        return key
+
+    def _queue_rest(self, transfer: Transfer) -> None:
+        """A need waits for more than a partial prefetch has brought: the rest follows into the same slot."""
+        link = self._outermost if self.ram is None else self._ram_link - 1
+        rest = Transfer(transfer.key, False, transfer.rest_bytes, self.calls, link)
+        self._continue_partial(rest, transfer)
+
+    def _continue_partial(self, rest: Transfer, transfer: Transfer) -> None:
+        rest.left_bytes = self.hop_bytes(rest, rest.link)
+        rest.partial = rest.staged = rest.claimed = True
+        rest.parent = transfer.number
+        self._transfer_of[rest.key] = rest
+        self.state[rest.key] = QUEUED
+        self._demands[rest.link].append(rest)
+        self.pending[rest.link] += 1
+
+    def _arrive_in_staging(self, transfer: Transfer) -> None:
+        key = transfer.key
+        is_unasked = transfer.prefetch and not transfer.awaited
+        self.state[key] = UNUSED if is_unasked else RESIDENT
+        self.staged[key] = 1
+        self._staged_keys[key] = None
+        if is_unasked and not transfer.partial and not self.blocked[key]:
+            self._drop_staged(key)
+        elif transfer.awaited and not transfer.partial:
+            self._exchange(key)
+
+    def _exchange(self, key: int) -> None:
+        """Admit a staged variant to its pool, if the policy will and finds a slot: no bytes move."""
+        if not self.cache.admits_all and not self.cache.admit(key, PREFETCH):
+            return
+        victims = self.slots.claim(key, True)
+        if victims is None:
+            return
+        self._evict(victims, key, named=0)
+        self.staged[key] = 0
+        del self._staged_keys[key]
+        self._staging_used -= 1
+        self.cache.on_insert(key, PREFETCH)
+
+    # ---- for tests
+
+    def check(self) -> None:
+        """Assert every invariant of the state. Expensive, for tests."""
+        self.slots.check()
+        g = self.geometry
+        used = [0] * len(self.slots.capacity_bytes)
+        for key, state in enumerate(self.state):
+            transfer = self._transfer_of[key]
+            if state in (QUEUED, IN_FLIGHT, UNUSED):
+                assert transfer.key == key, key
+                assert not transfer.cancelled, key
+                assert (state == QUEUED) == (transfer.number < 0), key
+                assert state != UNUSED or transfer.prefetch, key
+            if key % g.units == g.experts:
+                continue
+            arriving = state in (QUEUED, IN_FLIGHT) and transfer.claimed and not transfer.staged
+            if arriving or (state >= RESIDENT and not self.staged[key]):
+                used[self.slots.pool_of[key]] += self._key_bytes[key]
+        for pool, free in enumerate(self.slots.free_bytes):
+            assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])
+        assert sum(self.staged) == len(self._staged_keys) <= self._staging_used <= self.loader.staging_slots
