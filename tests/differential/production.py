@@ -1,54 +1,80 @@
-"""A scenario through the project's own controller and drivers, told in the reference's words."""
+"""A scenario through the project's own controller and drivers: policies, workload and times in its words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from differential.reference import GateRow, LookupRow, Timeline, TransferRow
-from differential.scenario import Fixed, Prediction, Scenario, Step
+import numpy as np
+
+from differential.scenario import (
+    Cache,
+    Fixed,
+    Forecast,
+    Need,
+    PoolSpec,
+    Prediction,
+    Scenario,
+    Step,
+    scored,
+    union,
+    union_forecast,
+)
+from sim.batching import Batcher, Request
 from sim.controller import Controller
 from sim.costs import Durations
-from sim.engine import simulate
 from sim.loader import Loader
-from sim.policies.base import CachePolicy, Choice, PrecisionSelector, Resident
+from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.caches import FIFO, LFU, LRU, Belady, WeightedScore
 from sim.policies.placements import Load
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.predictors import GateLookahead, NoPrediction
 from sim.record import Record
-from sim.stalls import split_stalls
-from sim.types import Geometry, Outcome, PoolPlan, PrefetchOutcome
+from sim.types import Cause, Geometry, HostCosts, Place, PoolPlan, Route
 from sim.types import Step as RunStep
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
+NONE = np.zeros((0, 0))
 
 
 class ScenarioChoice:
+    """A forecast; ``asked`` are the scenario's own forecasts, for the payload."""
+
+    experts = weights = NONE
+
     def __init__(self, site: int, prediction: Prediction) -> None:
         self.site = site
-        self.needs = [forecast.expert for forecast in prediction or ()]
-        self.scores = [forecast.score for forecast in prediction or ()]
+        self.asked: Sequence[Need | Forecast] = prediction or ()
+        self.needs = [forecast.expert for forecast in self.asked]
+        self.scores = [forecast.score for forecast in self.asked]
         self.tokens = [1] * len(self.needs)
 
 
 class ScenarioGate:
-    """The gate object of a scenario: ``open`` and ``visit`` as ``sim.workload.StepGate``."""
+    """The gate object of a scenario: ``open`` and ``visit`` as ``sim.gates.StepGate``."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario, self.tick, self.site = scenario, -1, 0
+    weights = NONE
+
+    def __init__(self, workload: ScenarioWorkload) -> None:
+        self.workload, self.tick, self.site = workload, -1, 0
 
     def open(self, step: RunStep) -> None:
-        self._step: Step = self.scenario.steps[step.index]
+        self._step: Step = self.workload.told[step.index]
         self.step, self.token = step.index, step.token
 
     def visit(self, site: int) -> None:
         self.tick += 1
         self.site = site
-        needs = self._step.needs[site]
-        self.needs = [need.expert for need in needs]
-        self.tokens = [need.tokens for need in needs]
-        self.scores = [need.score for need in needs]
+        self.asked = self._step.needs[site]
+        self.needs = [need.expert for need in self.asked]
+        self.tokens = [need.tokens for need in self.asked]
+        self.scores = [need.score for need in self.asked]
+
+    @property
+    def experts(self) -> Any:
+        """The rows in rank order, where the scenario has them."""
+        return np.array(self._step.ranks[self.site] if self._step.ranks else [self.needs])
 
     def routed(self, j: int) -> Choice | None:
         predictions = self._step.forecasts[self.site]
@@ -57,36 +83,128 @@ class ScenarioGate:
 
 
 class ScenarioWorkload:
-    """The steps of a scenario, as ``sim.workload.Workload`` offers them to a driver."""
+    """The steps of a scenario, given or composed, as ``sim.workload.Workload`` offers them to a driver.
+
+    ``told`` are the same steps in the scenario's words.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.sites = scenario, scenario.sites
-        self.steps = [
-            RunStep(i, i, i + step.rows, (step.sequence,), step.token, step.rows == 1,
-                    (step.sequence,) if step.begins else (), (step.sequence,) if step.ends else ())
-            for i, step in enumerate(scenario.steps)
-        ]  # fmt: skip
+        self.told: list[Step] = []
+        self.steps: list[RunStep] = []
+        if not scenario.requests:
+            self._tell(scenario.steps)
+
+    def _tell(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            index = len(self.steps)
+            self.told.append(step)
+            self.steps.append(RunStep(index, index, index + step.rows, step.members, step.token, step.rows == 1,
+                                      self._first(step, index), self._last(step, index), step.sites))  # fmt: skip
+
+    def _first(self, step: Step, index: int) -> tuple[int, ...]:
+        if not step.sequences:
+            return (step.sequence,) if step.begins else ()
+        before = {s for other in self.scenario.steps[:index] for s in other.members}
+        return tuple(s for s in step.members if s not in before)
+
+    def _last(self, step: Step, index: int) -> tuple[int, ...]:
+        if not step.sequences:
+            return (step.sequence,) if step.ends else ()
+        after = {s for other in self.scenario.steps[index + 1 :] for s in other.members}
+        return tuple(s for s in step.members if s not in after)
 
     def gate(self) -> ScenarioGate:
-        return ScenarioGate(self.scenario)
+        return ScenarioGate(self)
+
+    def start(self) -> Schedule:
+        if self.scenario.requests:
+            self.told, self.steps = [], []
+        return Schedule(self)
+
+
+class Schedule:
+    """``next(now_ns)``: the next step, the time to wait for, or None."""
+
+    def __init__(self, workload: ScenarioWorkload) -> None:
+        self.workload, scenario = workload, workload.scenario
+        self._given = iter(workload.steps)
+        self._batcher: Batcher | None = None
+        batching = scenario.batching
+        if batching is not None and scenario.requests:
+            requests = [Request(number, len(r.prompt), len(r.decode), r.arrival_ns)
+                        for number, r in enumerate(scenario.requests)]  # fmt: skip
+            self._batcher = Batcher(requests, batching.kind, batching.size, batching.prefill_chunk or None,
+                                    batching.encoder_sites > 0)  # fmt: skip
+
+    def next(self, now_ns: int) -> RunStep | int | None:
+        if self._batcher is None:
+            return next(self._given, None)
+        parts = self._batcher.next(now_ns)
+        return self._compose(parts) if isinstance(parts, tuple) else parts
+
+    def _compose(self, parts: Sequence[Any]) -> RunStep:
+        workload, scenario = self.workload, self.workload.scenario
+        batching = scenario.batching
+        assert batching is not None
+        index = len(workload.steps)
+        rows = []
+        for part in parts:
+            request = scenario.requests[part.request.sequence]
+            rows += [*request.prompt, *request.decode][part.first : part.first + part.count]
+        token = max(part.first + part.count for part in parts)
+        sequences = tuple(part.request.sequence for part in parts)
+        decode = all(part.decode for part in parts)
+        sites = tuple(range(scenario.sites))
+        if batching.encoder_sites:
+            sites = sites[batching.encoder_sites :] if decode else sites[: batching.encoder_sites]
+        every = range(scenario.sites)
+        needs = tuple(union([scored(row.routed[site]) for row in rows]) for site in every)
+        ahead = scenario.loader.lookahead
+        forecasts = tuple(
+            tuple(union_forecast([_forecast_of(row.forecasts[site], j) for row in rows]) for j in range(ahead))
+            for site in every
+        )
+        dense = tuple(batching.dense_work_ns(site, len(rows)) for site in every)
+        ranks = tuple(tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows) for site in every)
+        told = Step(sequences[0], False, False, len(rows), token, dense, batching.tail_ns, needs, forecasts,
+                    sequences, sites, ranks)  # fmt: skip
+        step = RunStep(index, index, index + len(rows), sequences, token, decode,
+                       tuple(p.request.sequence for p in parts if p.begins),
+                       tuple(p.request.sequence for p in parts if p.ends), sites)  # fmt: skip
+        workload.told.append(told)
+        workload.steps.append(step)
+        return step
+
+
+def _forecast_of(predictions: Sequence[Prediction], j: int) -> Prediction:
+    return predictions[j] if j < len(predictions) else None
 
 
 class ScenarioDurations:
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._transfer = dict(zip(scenario.variant_bytes, scenario.service_ns, strict=True))
+    def __init__(self, scenario: Scenario, workload: ScenarioWorkload) -> None:
+        self._scenario, self._workload = scenario, workload
+        self.host = HostCosts(**vars(scenario.host))
+        self.prediction_ns = scenario.prediction_ns
 
     def dense_ns(self, step: RunStep) -> Sequence[int]:
-        return self._scenario.steps[step.index].dense_ns
+        return self._workload.told[step.index].dense_ns
 
     def tail_ns(self, step: RunStep) -> int:
-        return self._scenario.steps[step.index].tail_ns
+        return self._workload.told[step.index].tail_ns
 
-    def expert_ns(self, precision: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         return self._scenario.expert_ns(precision, tokens)
 
-    def transfer_ns(self, moved_bytes: int) -> int:
-        return self._transfer[moved_bytes]
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        assert self._scenario.placement is not None
+        return self._scenario.placement.time_ns(tokens)
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self._scenario.hop_ns(link, moved_bytes)
+
+    def latency_ns(self, link: int) -> int:
+        return self._scenario.latency_ns(link)
 
 
 class FixedAt:
@@ -102,6 +220,33 @@ class FixedAt:
         raise AssertionError("a selector with a constant is never asked")
 
 
+class ScenarioPlacement:
+    constant: int | None = None
+
+    def __init__(self, scenario: Scenario) -> None:
+        assert scenario.placement is not None
+        self._rule = scenario.placement
+
+    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+        tokens = dict(zip(gate.needs, gate.tokens, strict=True))
+        experts = [resident.expert_of(key) for key in keys]
+        return [Place[self._rule.place(gate.site, expert, tokens[expert]).upper()] for expert in experts]
+
+
+class ScenarioPayload:
+    whole = False
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
+        return self._scenario.moved_bytes(self._scenario.unpack(key), choice.asked[index])  # type: ignore[attr-defined]
+
+    def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
+        asked = gate.asked[index]  # type: ignore[attr-defined]
+        return self._scenario.missing_bytes(self._scenario.unpack(key), asked, moved_bytes)
+
+
 def _selector(scenario: Scenario) -> PrecisionSelector:
     chosen = scenario.selector
     if isinstance(chosen, Fixed):
@@ -113,8 +258,7 @@ def _selector(scenario: Scenario) -> PrecisionSelector:
     return selector
 
 
-def _cache(scenario: Scenario) -> CachePolicy:
-    cache = scenario.cache
+def _cache(scenario: Scenario, cache: Cache) -> Pooled:
     if cache.name == "weighted":
         weights = {"lru": cache.w_lru, "lfu": cache.w_lfu, "lhu": cache.w_lhu, "fld": cache.w_fld}
         return WeightedScore(weights)
@@ -122,85 +266,63 @@ def _cache(scenario: Scenario) -> CachePolicy:
         policy = Belady()
         assert isinstance(scenario.selector, Fixed)
         wanted = scenario.selector.precision
-        policy.foresee([[scenario.pack((wanted, site, need.expert)) for need in needs]
-                        for step in scenario.steps for site, needs in enumerate(step.needs)])  # fmt: skip
+        policy.foresee([[scenario.pack((wanted, site, need.expert)) for need in step.needs[site]]
+                        for step in scenario.steps for site in step.sites])  # fmt: skip
         return policy
     if cache.name.startswith("lfu"):
         return LFU(counts=cache.name.removeprefix("lfu_"))
-    return {"lru": LRU, "fifo": FIFO}[cache.name]()
+    return FIFO() if cache.name == "fifo" else LRU(recency=cache.recency)
 
 
-def _with_pools(policy: CachePolicy, scenario: Scenario) -> CachePolicy:
-    assert isinstance(policy, Pooled)
+def _with_pools(policy: Pooled, scenario: Scenario, pools: Sequence[PoolSpec]) -> Pooled:
     units = scenario.experts + 1
     keys = [(p, s, u) for p in range(scenario.precisions) for s in range(scenario.sites) for u in range(units)]
-    pool_of = [next(i for i, pool in enumerate(scenario.pools) if pool.covers(key)) for key in keys]
-    initial = tuple(scenario.pack(key) for pool in scenario.pools for key in pool.initial)
-    plan = PoolPlan(tuple(pool.capacity_bytes for pool in scenario.pools), pool_of, initial)
+    pool_of = [next(i for i, pool in enumerate(pools) if pool.covers(key)) for key in keys]
+    initial = tuple(scenario.pack(key) for pool in pools for key in pool.initial)
+    plan = PoolPlan(tuple(pool.capacity_bytes for pool in pools), pool_of, initial)
     policy.pools = lambda geometry: policy.adopt(geometry, plan)  # type: ignore[method-assign]
     return policy
 
 
-def controller_for(scenario: Scenario) -> Controller:
-    switches = {name: value for name, value in vars(scenario.loader).items() if name != "lookahead"}
-    lookahead = scenario.loader.lookahead
-    top_k = max(len(needs) for step in scenario.steps if step.rows == 1 for needs in step.needs) if any(
-        step.rows == 1 for step in scenario.steps) else 1  # fmt: skip
-    geometry = Geometry(
-        scenario.sites, scenario.experts, top_k, ("high", "low")[: scenario.precisions], (16.0, 4.0),
-        scenario.variant_bytes, sum(pool.capacity_bytes for pool in scenario.pools),
-    )  # fmt: skip
-    return Controller(
-        geometry, GateLookahead(lookahead) if lookahead else NoPrediction(), _with_pools(_cache(scenario), scenario),
-        _selector(scenario), Load(), Loader(**switches),
-    )  # fmt: skip
+def _device_cache(scenario: Scenario) -> CachePolicy:
+    policy = _with_pools(_cache(scenario, scenario.cache), scenario, scenario.pools)
+    if scenario.refuse_demand or scenario.refuse_prefetch:
+        refused = {Cause.DEMAND: scenario.refuse_demand, Cause.PREFETCH: scenario.refuse_prefetch}
+        policy.admits_all = False
+        policy.admit = lambda key, cause: scenario.unpack(key)[2] not in refused[cause]  # type: ignore[method-assign]
+    return policy
 
 
-def run(scenario: Scenario, driver: Driver = simulate) -> Timeline:  # type: ignore[assignment]
-    """The timeline of the production code; ``driver`` is the engine or another driver of the same controller."""
-    controller, workload = controller_for(scenario), ScenarioWorkload(scenario)
-    record = driver(controller, workload, ScenarioDurations(scenario))
-    controller.check()
-    return _timeline(scenario, controller, workload, record)
-
-
-def _timeline(scenario: Scenario, controller: Controller, workload: ScenarioWorkload, record: Record) -> Timeline:
-    makespan = record.makespan_ns
-    queued_ns = [record.call_ns[call - 1] for call in (t.call for t in controller.issued)]
-    gates = tuple(GateRow(tick, g, e) for tick, (g, e) in enumerate(zip(record.gate_ns, record.end_ns, strict=True)))
-    lookups = tuple(_lookups(scenario, controller, record))
-    stalls = split_stalls(record, [t.prefetch for t in controller.issued], queued_ns)
-    idle = sum(record.idle_end_ns) - sum(record.idle_start_ns)
-    counts = {outcome.name.lower(): controller.prefetch_counts[outcome] for outcome in PrefetchOutcome}
-    issued = sum(t.prefetch for t in controller.issued)
-    return Timeline(
-        gates=gates,
-        lookups=lookups,
-        transfers=tuple(_transfers(controller, record, queued_ns)),
-        prefetch={**counts, "queued": controller.num_prefetches_queued, "started": issued},
-        makespan_ns=makespan,
-        busy_ns=makespan - idle,
-        stall={part: int(ns.sum()) for part, ns in stalls.items()},
-        sequence_ends=tuple(
-            (sequence, record.step_end_ns[step.index]) for step in workload.steps for sequence in step.ends
-        ),
+def _route(scenario: Scenario) -> Route:
+    links, ram = range(scenario.hops), scenario.ram
+    return Route(
+        tuple(scenario.engines(link) for link in links),
+        tuple(scenario.head_bytes(link) for link in links),
+        ram.link if ram else None,
+        sum(pool.capacity_bytes for pool in ram.pools) if ram else 0,
     )
 
 
-def _lookups(scenario: Scenario, controller: Controller, record: Record) -> Sequence[LookupRow]:
-    ticks = [tick for tick, needs in enumerate(n for step in scenario.steps for n in step.needs) for _ in needs]
-    wanted = controller.lookup_wanted or [0] * len(ticks)
-    columns = (ticks, controller.lookup_keys, wanted, controller.lookup_outcomes, record.lookup_ns, record.ready_ns)
-    return [LookupRow(tick, key, want, Outcome(outcome).name.lower(), at, ready)
-            for tick, key, want, outcome, at, ready in zip(*columns, strict=True)]  # fmt: skip
+def controller_for(scenario: Scenario) -> Controller:
+    switches = {name: value for name, value in vars(scenario.loader).items() if name != "lookahead"}
+    switches["chunk_bytes"] = switches["chunk_bytes"] or None
+    lookahead, ram = scenario.loader.lookahead, scenario.ram
+    geometry = Geometry(
+        scenario.sites, scenario.experts, _top_k(scenario), ("high", "low")[: scenario.precisions], (16.0, 4.0),
+        tuple(max(sizes) for sizes in scenario.site_bytes) or scenario.variant_bytes,
+        sum(pool.capacity_bytes for pool in scenario.pools), scenario.site_bytes or None,
+    )  # fmt: skip
+    options: dict[str, Any] = {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}
+    return Controller(
+        geometry, GateLookahead(lookahead) if lookahead else NoPrediction(), _device_cache(scenario),
+        _selector(scenario), ScenarioPlacement(scenario) if scenario.placement else Load(), Loader(**switches),
+        route=_route(scenario), ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
+        predicts_later=scenario.prediction_ns > 0, dense_bytes=scenario.dense_bytes, **options,
+    )  # fmt: skip
 
 
-def _transfers(controller: Controller, record: Record, queued_ns: Sequence[int]) -> Sequence[TransferRow]:
-    makespan = record.makespan_ns
-    rows = []
-    for number, transfer in enumerate(controller.issued):
-        start, end = record.start_ns[number], record.service_end_ns[number]
-        kind = "prefetch" if transfer.prefetch else "demand"
-        rows.append(TransferRow(number, transfer.key, kind, queued_ns[number], makespan if start < 0 else start,
-                                makespan if end < 0 else end, tuple(transfer.victims)))  # fmt: skip
-    return rows
+def _top_k(scenario: Scenario) -> int:
+    """Most needs of a gate of one row: that many must fit a pool."""
+    single = (len(needs) for step in scenario.steps if step.rows == 1 for needs in step.needs)
+    rows = (len(routed) for r in scenario.requests for row in (*r.prompt, *r.decode) for routed in row.routed)
+    return max([*single, *rows], default=1)
