@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.types import HostCosts, Step
-from sim.units import GIB, gib
+from sim.units import GIB, gib, us
 
 
 class Durations(Protocol):
@@ -39,12 +39,22 @@ class Durations(Protocol):
 
 
 class FixedDurations:
-    """Durations given outright: for worked examples and tests. ``per_token_ns`` is added for every row of an expert."""
+    """Durations given outright: for worked examples and tests.
 
-    def __init__(self, dense_ns: Sequence[int], tail_ns: int, expert_ns: Sequence[int], transfer_ns: dict[int, int],
-                 per_token_ns: Sequence[int] | None = None) -> None:  # fmt: skip
-        self._dense, self._tail, self._expert, self._transfer = dense_ns, tail_ns, expert_ns, transfer_ns
+    ``hop_ns`` and ``latency_ns`` are by link, a hop's by its bytes (one mapping: a single link); ``expert_ns`` and
+    ``per_token_ns``, which is added for every row, by precision, the same at every site.
+    """
+
+    def __init__(self, dense_ns: Sequence[int], tail_ns: int, expert_ns: Sequence[int],
+                 hop_ns: Mapping[int, int] | Sequence[Mapping[int, int]], per_token_ns: Sequence[int] | None = None, *,
+                 latency_ns: Sequence[int] | None = None, cpu_ns: int = 0, host: HostCosts | None = None,
+                 prediction_ns: int = 0) -> None:  # fmt: skip
+        self._dense, self._tail, self._expert, self._cpu = dense_ns, tail_ns, expert_ns, cpu_ns
+        self._hop = (hop_ns,) if isinstance(hop_ns, Mapping) else tuple(hop_ns)
+        self._latency = latency_ns or [0] * len(self._hop)
         self._per_token = per_token_ns or [0] * len(expert_ns)
+        self.host = host or HostCosts()
+        self.prediction_ns = prediction_ns
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         return self._dense
@@ -52,87 +62,156 @@ class FixedDurations:
     def tail_ns(self, step: Step) -> int:
         return self._tail
 
-    def expert_ns(self, precision: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         return self._expert[precision] + self._per_token[precision] * tokens
 
-    def transfer_ns(self, moved_bytes: int) -> int:
-        return self._transfer[moved_bytes]
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        return self._cpu
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self._hop[link][moved_bytes]
+
+    def latency_ns(self, link: int) -> int:
+        return self._latency[link]
 
 
 class Roofline:
     """Durations of a model on a machine, precision by precision. Implements ``Durations``.
 
-    A step of several sequences is charged attention over the longest of them. Prefill's causal attention reads half its
-    own rows on average. The LM head runs for the last row of each sequence.
+    A step of several sequences is charged attention as if each had its share of the rows and the longest context of
+    them. Prefill's causal attention reads half its own rows on average. The LM head runs for the last row of each
+    sequence. ``site_bytes[precision][site]``: where a variant's bytes differ from site to site, its work goes by them.
     """
 
-    def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str]) -> None:
+    def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str],
+                 site_bytes: Sequence[Sequence[int]] | None = None) -> None:  # fmt: skip
         self.model, self.hardware = model, hardware
+        self.host: HostCosts = hardware.host.costs
+        self.prediction_ns = us(hardware.prediction_us)
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
-        self._expert: dict[tuple[int, int], int] = {}
-        self._dense: dict[tuple[int, int], int] = {}
+        self._site_bytes = site_bytes
+        self._expert: dict[tuple[int, int, int], int] = {}
+        self._on_cpu: dict[tuple[int, int, int], int] = {}
+        self._dense: dict[tuple[int, int, int], int] = {}
 
     def dense_ns(self, step: Step) -> Sequence[int]:
-        rows, context = step.rows, step.token
-        if (rows, context) not in self._dense:
+        rows, sequences, context = step.rows, len(step.sequences), step.token
+        if (rows, sequences, context) not in self._dense:
             m = self.model
-            attended = context - (rows - 1) / 2
+            attended = context - (rows / sequences - 1) / 2
             flops = 2 * rows * m.site_params + 4 * rows * attended * m.heads * m.head_dim
-            kv_bytes = m.kv_bytes_per_token / m.sites * context
+            kv_bytes = sequences * m.kv_bytes_per_token / m.sites * context
             weight_bytes = m.site_params * m.dense_bits / 8
             compute = self.hardware.compute
-            self._dense[rows, context] = compute.operation_ns(flops, weight_bytes + kv_bytes, compute.dense_launches)
-        return [self._dense[rows, context]] * self.model.sites
+            duration = compute.operation_ns(flops, weight_bytes + kv_bytes, compute.dense_launches)
+            self._dense[rows, sequences, context] = duration
+        return [self._dense[rows, sequences, context]] * self.model.sites
 
     def tail_ns(self, step: Step) -> int:
         m, compute = self.model, self.hardware.compute
         flops = 2 * len(step.sequences) * m.head_params
         return compute.operation_ns(flops, m.head_params * m.dense_bits / 8, compute.tail_launches)
 
-    def expert_ns(self, precision: int, tokens: int) -> int:
-        if (precision, tokens) not in self._expert:
-            params, compute = self.model.expert_params, self.hardware.compute
-            self._expert[precision, tokens] = compute.operation_ns(
-                2 * tokens * params, params * self._bits[precision] / 8, compute.expert_launches
-            )
-        return self._expert[precision, tokens]
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        if (precision, site, tokens) not in self._expert:
+            params, moved_bytes = self._expert_size(precision, site)
+            compute = self.hardware.compute
+            duration = compute.operation_ns(2 * tokens * params, moved_bytes, compute.expert_launches)
+            self._expert[precision, site, tokens] = duration
+        return self._expert[precision, site, tokens]
 
-    def transfer_ns(self, moved_bytes: int) -> int:
-        return self.hardware.link.transfer_ns(moved_bytes)
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        """Raise ValueError if this machine's description has no CPU that computes."""
+        cpu = self.hardware.cpu
+        if cpu is None:
+            raise ValueError(
+                f"hardware {self.hardware.name} has no cpu section, so no expert can be computed on the CPU; choose "
+                f"placement=load, or a machine whose file has one"
+            )
+        if (precision, site, tokens) not in self._on_cpu:
+            params, moved_bytes = self._expert_size(precision, site)
+            self._on_cpu[precision, site, tokens] = cpu.operation_ns(2 * tokens * params, moved_bytes)
+        return self._on_cpu[precision, site, tokens]
+
+    def _expert_size(self, precision: int, site: int) -> tuple[float, float]:
+        """Parameters and bytes of an expert."""
+        bits = self._bits[precision]
+        if self._site_bytes is None:
+            return self.model.expert_params, self.model.expert_params * bits / 8
+        size = self._site_bytes[precision][site]
+        return size * 8 / bits, size
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self.hardware.links[link].hop_ns(moved_bytes)
+
+    def latency_ns(self, link: int) -> int:
+        return self.hardware.links[link].latency_ns
+
+
+class StepLimits(Protocol):
+    """What the steps of a run never exceed: tokens of a sequence, sequences at once, rows of a step."""
+
+    @property
+    def longest(self) -> int: ...
+    @property
+    def together(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What must fit on the device at once, in bytes."""
+    """What must fit on the device at once, in bytes.
+
+    ``dense_bytes``: all dense weights, or, where a layer's are streamed, the slots for them and the rest.
+    ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
+    """
 
     dense_bytes: int
     kv_bytes: int
     activation_bytes: int
     slot_bytes: int
+    staging_bytes: int
+    overflow_bytes: int
     reserved_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.slot_bytes + self.reserved_bytes
+        return sum(vars(self).values())
 
 
-def check_memory(model: Model, hardware: Hardware, steps: Sequence[Step], slot_bytes: int) -> Ledger:
-    """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's memory."""
-    longest = max(step.token for step in steps)
-    together = max(len(step.sequences) for step in steps)
-    rows = max(step.rows for step in steps)
+def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_bytes: int, staging_bytes: int = 0,
+                 overflow_bytes: int = 0, dense_slots: int = 0) -> Ledger:  # fmt: skip
+    """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's memory.
+
+    ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are streamed through.
+    """
+    streamed = model.sites - dense_slots if dense_slots else 0
     ledger = Ledger(
-        dense_bytes=model.dense_bytes,
-        kv_bytes=together * longest * model.kv_bytes_per_token,
-        activation_bytes=rows * 2 * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
+        dense_bytes=model.dense_bytes - streamed * model.dense_block_bytes,
+        kv_bytes=limits.together * limits.longest * model.kv_bytes_per_token,
+        activation_bytes=limits.rows * 2 * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
         slot_bytes=slot_bytes,
+        staging_bytes=staging_bytes,
+        overflow_bytes=overflow_bytes,
         reserved_bytes=gib(hardware.reserved_gib),
     )
-    if ledger.total_bytes > hardware.memory_bytes:
-        parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items())
+    over = ledger.total_bytes - hardware.memory_bytes
+    if over > 0:
+        parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items()
+                          if size)  # fmt: skip
+        room = max(0.0, (slot_bytes - over) / GIB)
         raise ValueError(
             f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "
-            f"({parts} GiB); "
-            f"lower budget.resident_share, or set hardware.memory_gib"
+            f"({parts} GiB); lower budget.resident_share ({room:.2f} GiB of slots fit), or set hardware.memory_gib"
         )
     return ledger
+
+
+def overflow_bytes(union_bytes: int, arriving_bytes: int, pool_bytes: int) -> int:
+    """The most that pools hold over their capacity with ``retention: after_batch``.
+
+    A gate's union comes in on top of what stays beside it: the union before it, which is still pinned when the pools
+    are trimmed, as far as it does not fit the smallest pool (``pool_bytes``) beside what is then arriving.
+    """
+    return union_bytes + min(union_bytes, max(0, union_bytes + arriving_bytes - pool_bytes))

@@ -1,31 +1,65 @@
-"""A machine as numbers."""
+"""A machine as numbers: its links from the device outwards, what computes, what the host costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from sim.types import HostCosts, Route
 from sim.units import NS_PER_S, gb_per_s, gib, require_number, tflops, us
+
+RATES = (1e-3, 1e5)
+"""GB/s: below any card reader, above ten times the memory of a large GPU. What lies outside is a slip of units."""
+
+
+def _require_range(name: str, value: object, low: float, high: float, unit: str) -> None:
+    require_number(name, value)
+    assert isinstance(value, int | float)
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value!r} must be from {low:g} to {high:g}; give {unit}")
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a host-device link: ``overhead + bytes / (peak * efficiency)`` for each transfer."""
+    """One direction of a link: ``overhead + bytes / (peak * efficiency)`` for each service.
 
-    name: str
+    ``engines`` serve at once and share the bandwidth. ``head_bytes``: 0, or after how many bytes of a transfer the next
+    link inwards may begin (cut-through). ``name`` is the link's key in ``hardware.links``.
+    """
+
     peak_gb_per_s: float
     efficiency: float
     overhead_us: float
+    engines: int = 1
+    head_bytes: int = 0
+    name: str = ""
 
     def __post_init__(self) -> None:
-        require_number("hardware.link.peak_gb_per_s", self.peak_gb_per_s, minimum=1e-6)
-        require_number("hardware.link.efficiency", self.efficiency, minimum=1e-6)
-        require_number("hardware.link.overhead_us", self.overhead_us)
-        if self.efficiency > 1:
-            raise ValueError(f"hardware.link.efficiency={self.efficiency} must be <= 1, a share of the peak")
+        if self.name:
+            self.check()
 
-    def transfer_ns(self, moved_bytes: int) -> int:
-        rate = gb_per_s(self.peak_gb_per_s) * self.efficiency
-        return us(self.overhead_us) + round(moved_bytes * NS_PER_S / rate)
+    def check(self) -> None:
+        """Raise ValueError, naming the key, for what no link can be."""
+        place = f"hardware.links.{self.name}"
+        _require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
+        _require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
+        _require_range(f"{place}.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
+        require_number(f"{place}.engines", self.engines, minimum=1, whole=True)
+        _require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
+        require_number(f"{place}.head_bytes", self.head_bytes, whole=True)
+
+    def hop_ns(self, moved_bytes: int) -> int:
+        """One service that shares the link with nothing."""
+        return self.latency_ns + round(moved_bytes * NS_PER_S / self.bytes_per_s)
+
+    @property
+    def latency_ns(self) -> int:
+        """The part of every service that draws no bandwidth."""
+        return us(self.overhead_us)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return gb_per_s(self.peak_gb_per_s) * self.efficiency
 
 
 @dataclass(frozen=True)
@@ -42,39 +76,161 @@ class Compute:
     tail_launches: int
 
     def __post_init__(self) -> None:
-        for name in ("peak_tflops", "flops_efficiency", "memory_gb_per_s", "memory_efficiency"):
-            require_number(f"hardware.compute.{name}", getattr(self, name), minimum=1e-6)
-        require_number("hardware.compute.launch_us", self.launch_us)
+        _check_roofline("hardware.compute", self)
+        _require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
         for name in ("dense_launches", "expert_launches", "tail_launches"):
             require_number(f"hardware.compute.{name}", getattr(self, name), whole=True)
+            _require_range(f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation")
 
     def operation_ns(self, flops: float, moved_bytes: float, launches: int) -> int:
-        flops_s = flops / (tflops(self.peak_tflops) * self.flops_efficiency)
-        memory_s = moved_bytes / (gb_per_s(self.memory_gb_per_s) * self.memory_efficiency)
-        return round(max(flops_s, memory_s) * NS_PER_S) + launches * us(self.launch_us)
+        return _roofline_ns(self, flops, moved_bytes) + launches * us(self.launch_us)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The host's cores, for experts computed where they are: a roofline over DRAM, and a round trip for each expert.
+
+    ``round_trip_us``: activations to the host and the result back, launch and synchronisation included.
+    """
+
+    peak_tflops: float
+    flops_efficiency: float
+    memory_gb_per_s: float
+    memory_efficiency: float
+    round_trip_us: float
+
+    def __post_init__(self) -> None:
+        _check_roofline("hardware.cpu", self)
+        _require_range("hardware.cpu.round_trip_us", self.round_trip_us, 0, 1e7, "microseconds")
+
+    def operation_ns(self, flops: float, moved_bytes: float) -> int:
+        return _roofline_ns(self, flops, moved_bytes) + us(self.round_trip_us)
+
+
+def _check_roofline(place: str, part: Compute | Cpu) -> None:
+    _require_range(f"{place}.peak_tflops", part.peak_tflops, 1e-6, 1e6, "10**12 operations a second")
+    _require_range(f"{place}.memory_gb_per_s", part.memory_gb_per_s, *RATES, "10**9 bytes a second")
+    for name in ("flops_efficiency", "memory_efficiency"):
+        _require_range(f"{place}.{name}", getattr(part, name), 1e-3, 1, "a share of the peak")
+
+
+def _roofline_ns(part: Compute | Cpu, flops: float, moved_bytes: float) -> int:
+    flops_s = flops / (tflops(part.peak_tflops) * part.flops_efficiency)
+    memory_s = moved_bytes / (gb_per_s(part.memory_gb_per_s) * part.memory_efficiency)
+    return round(max(flops_s, memory_s) * NS_PER_S)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
+
+    sync_us: float = 0.0
+    issue_us: float = 0.0
+    wake_us: float = 0.0
+    post_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("sync_us", "issue_us", "wake_us", "post_us"):
+            _require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
+
+    @property
+    def costs(self) -> HostCosts:
+        return HostCosts(us(self.sync_us), us(self.issue_us), us(self.wake_us), us(self.post_us))
+
+
+@dataclass(frozen=True)
+class Ram:
+    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link ``filled_by``."""
+
+    capacity_gib: float
+    filled_by: str
+
+    def __post_init__(self) -> None:
+        _require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and its link. ``preset``: where the figures come from; ``validated``: what was measured here."""
+    """One device and the way to it.
+
+    ``links`` are given by name (or in a list), the one that ends at the device first, each further one where the one
+    before it begins. Where the experts rest is the far end of the last. ``ram``: None, or a managed tier on the way.
+    ``cpu``: None where experts are not computed on the host. ``prediction_us``: from a gate to its forecasts (0: at
+    once). ``preset``: where the figures come from; ``validated``: what was measured here.
+    """
 
     name: str
     preset: str
     validated: str
     memory_gib: float
     reserved_gib: float
-    link: Link
+    links: tuple[Link, ...]
     compute: Compute
     source: str
+    host: Host = field(default_factory=Host)
+    ram: Ram | None = None
+    cpu: Cpu | None = None
+    prediction_us: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.link, Link) or not isinstance(self.compute, Compute):
-            raise ValueError(f"hardware {self.name} needs a link and a compute section, each with its _target_")
-        require_number("hardware.memory_gib", self.memory_gib, minimum=1e-9)
-        require_number("hardware.reserved_gib", self.reserved_gib)
+        object.__setattr__(self, "links", _named(self.links))
+        parts = (("compute", self.compute, Compute), ("host", self.host, Host), ("ram", self.ram, Ram | None),
+                 ("cpu", self.cpu, Cpu | None))  # fmt: skip
+        for name, part, kind in parts:
+            if not isinstance(part, kind):
+                raise ValueError(f"hardware.{name} of {self.name} must be a section with its _target_, got {part!r}")
+        _require_range("hardware.memory_gib", self.memory_gib, 1e-6, 1e6, "GiB")
+        _require_range("hardware.reserved_gib", self.reserved_gib, 0, 1e6, "GiB")
+        _require_range("hardware.prediction_us", self.prediction_us, 0, 1e7, "microseconds")
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
+        # A route that cannot be is refused here, with the machine.
+        _ = self.route
 
     @property
     def memory_bytes(self) -> int:
         return gib(self.memory_gib)
+
+    @property
+    def link_names(self) -> tuple[str, ...]:
+        """By number of the link."""
+        return tuple(link.name for link in self.links)
+
+    @property
+    def route(self) -> Route:
+        """What decisions depend on. Raise ValueError if there is no such route."""
+        ram_link: int | None = None
+        if self.ram is not None:
+            outer = self.link_names[1:]
+            if self.ram.filled_by not in outer:
+                raise ValueError(
+                    f"hardware.ram.filled_by={self.ram.filled_by!r} must be a link that ends in RAM: "
+                    f"{', '.join(outer) or 'this machine has none (a single link ends at the device); set ram to null'}"
+                )
+            ram_link = self.link_names.index(self.ram.filled_by)
+        return Route(
+            engines=tuple(link.engines for link in self.links),
+            head_bytes=tuple(link.head_bytes for link in self.links),
+            ram_link=ram_link,
+            ram_bytes=gib(self.ram.capacity_gib) if self.ram is not None else 0,
+        )
+
+
+def _named(given: object) -> tuple[Link, ...]:
+    """The links of a machine, each by the name that it is given under."""
+    pairs: list[tuple[object, object]] = []
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    elif isinstance(given, list | tuple):
+        pairs = [(getattr(link, "name", "") or number, link) for number, link in enumerate(given)]
+    if not pairs:
+        raise ValueError(f"hardware.links={given!r} must hold at least one link, the one that ends at the device first")
+    links = []
+    for name, link in pairs:
+        if not isinstance(link, Link):
+            raise ValueError(f"hardware.links.{name}={link!r} must be a section with its _target_")
+        links.append(replace(link, name=str(name)))
+    names = [link.name for link in links]
+    if len(set(names)) < len(names):
+        raise ValueError(f"hardware.links must have different names, got {', '.join(names)}")
+    return tuple(links)

@@ -73,6 +73,11 @@ class Model:
         return self.vocab * self.hidden
 
     @property
+    def dense_block_bytes(self) -> int:
+        """What is streamed of a layer where its dense weights are not resident."""
+        return ceil(self.site_params * self.dense_bits / 8)
+
+    @property
     def dense_bytes(self) -> int:
         """Everything that is no expert: layers, final norm, embedding and LM head (one matrix where they are tied)."""
         matrices = 1 if self.tied_embeddings else 2

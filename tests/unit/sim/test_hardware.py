@@ -1,0 +1,192 @@
+"""Machines: figures by hand, routes, and what no machine can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from sim.build import ROOT
+from sim.hardware import Compute, Cpu, Hardware, Host, Link, Ram
+from sim.types import HostCosts, Route
+
+MACHINES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
+
+
+def link(**changes: Any) -> Link:
+    """5 GB/s, reached; 6 us."""
+    return Link(**({"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0} | changes))
+
+
+def compute(**changes: Any) -> Compute:
+    """1 TFLOP/s and 100 GB/s, reached; 2 us a launch."""
+    values: dict[str, Any] = {
+        "peak_tflops": 2.0, "flops_efficiency": 0.5, "memory_gb_per_s": 200.0, "memory_efficiency": 0.5,
+        "launch_us": 2.0, "dense_launches": 4, "expert_launches": 3, "tail_launches": 1,
+    }  # fmt: skip
+    return Compute(**(values | changes))
+
+
+def cpu(**changes: Any) -> Cpu:
+    values: dict[str, Any] = {"peak_tflops": 0.1, "flops_efficiency": 0.5, "memory_gb_per_s": 20.0,
+                              "memory_efficiency": 0.5, "round_trip_us": 30.0}  # fmt: skip
+    return Cpu(**(values | changes))
+
+
+def machine(**changes: Any) -> Hardware:
+    values: dict[str, Any] = {
+        "name": "m", "preset": "roofline", "validated": "none", "memory_gib": 1.0, "reserved_gib": 0.25,
+        "links": {"pcie": link()}, "compute": compute(), "source": "paper",
+    }  # fmt: skip
+    return Hardware(**(values | changes))
+
+
+def loaded(name: str) -> Any:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return instantiate(compose(f"hardware/{name}")["hardware"], _convert_="all")
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
+    """6 us + bytes at 5 GB/s: 0.2 ns a byte, rounded once."""
+    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [6000, 6000, 6001, 6002, 200_006_000]
+    assert link().latency_ns == 6_000
+
+
+def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches() -> None:
+    """1 FLOP/ps and 100 B/ns: 3e6 FLOPs take 3 us, 6e5 B take 6 us."""
+    one = compute()
+    assert one.operation_ns(3e6, 0, 0) == 3_000
+    assert one.operation_ns(3e6, 6e5, 0) == 6_000
+    assert one.operation_ns(9e6, 6e5, 0) == 9_000
+    assert one.operation_ns(9e6, 6e5, 3) == 15_000
+    assert one.operation_ns(0, 0, 0) == 0
+
+
+def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_round_trip() -> None:
+    """50 FLOP/ns and 10 B/ns."""
+    assert cpu().operation_ns(5e5, 0) == 10_000 + 30_000
+    assert cpu().operation_ns(5e5, 3e5) == 30_000 + 30_000
+
+
+def test_host_times_become_whole_nanoseconds() -> None:
+    assert Host(1.5, 2.0, 0.25, 3.0).costs == HostCosts(1_500, 2_000, 250, 3_000)
+    assert machine().host.costs == HostCosts()
+
+
+# ---- links and routes ------------------------------------------------------------------------------------------------
+
+
+def test_links_are_in_order_from_the_device_outwards_under_the_names_they_are_given() -> None:
+    hardware = machine(links={"pcie": link(), "nvme": link(peak_gb_per_s=2.0)})
+    assert hardware.link_names == ("pcie", "nvme")
+    assert [one.peak_gb_per_s for one in hardware.links] == [10.0, 2.0]
+
+
+def test_links_may_stand_in_a_list_with_or_without_names() -> None:
+    assert machine(links=[link(), link(name="nvme")]).link_names == ("0", "nvme")
+    assert machine(links=(link(name="a"), link(name="b"))).link_names == ("a", "b")
+
+
+def test_one_link_and_nothing_managed_is_the_default_route() -> None:
+    assert machine().route == Route()
+
+
+def test_a_route_names_engines_cut_through_and_the_managed_ram_by_link() -> None:
+    links = {"pcie": link(engines=2), "gather": link(), "nvme": link(head_bytes=4096)}
+    hardware = machine(links=links, ram=Ram(2.0, "nvme"))
+    assert hardware.route == Route((2, 1, 1), (0, 0, 4096), 2, 2 << 30)
+    assert machine(links=links, ram=Ram(0.5, "gather")).route.ram_link == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"links": {"pcie": link(head_bytes=1)}}, "link 0, which ends at the device"),
+        ({"links": {"pcie": link(), "nvme": link(head_bytes=1, engines=2)}}, "link 1 has 2 engines"),
+        ({"ram": Ram(1.0, "pcie")}, r"filled_by='pcie' must be a link that ends in RAM: this machine has none"),
+        ({"ram": Ram(1.0, "ssd"), "links": {"pcie": link(), "nvme": link()}}, r"filled_by='ssd' must be .*: nvme"),
+        ({"links": {}}, r"hardware\.links={} must hold at least one link"),
+        ({"links": None}, r"hardware\.links=None must hold at least one link"),
+        ({"links": {"pcie": None}}, r"hardware\.links\.pcie=None must be a section"),
+        ({"links": [link(name="x"), link(name="x")]}, r"hardware\.links must have different names, got x, x"),
+    ],
+)
+def test_a_route_that_cannot_be_is_refused_with_the_machine(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        machine(**changes)
+
+
+# ---- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def with_link(**changes: Any) -> Hardware:
+    return machine(links={"pcie": link(**changes)})
+
+
+@pytest.mark.parametrize(
+    ("build", "changes", "message"),
+    [
+        (with_link, {"peak_gb_per_s": "fast"}, r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a number"),
+        (
+            with_link,
+            {"peak_gb_per_s": 0},
+            r"hardware\.links\.pcie\.peak_gb_per_s=0 must be from 0\.001 to 100000; give",
+        ),
+        (with_link, {"peak_gb_per_s": 1e9}, r"hardware\.links\.pcie\.peak_gb_per_s=1000000000\.0 must be from"),
+        (with_link, {"efficiency": 1.5}, r"hardware\.links\.pcie\.efficiency=1\.5 must be .* to 1; give a share"),
+        (with_link, {"efficiency": 0}, r"hardware\.links\.pcie\.efficiency=0 must be from 0\.001"),
+        (with_link, {"overhead_us": -1}, r"hardware\.links\.pcie\.overhead_us=-1 must be"),
+        (with_link, {"overhead_us": 1e9}, r"hardware\.links\.pcie\.overhead_us=1000000000\.0 must be .*; give micro"),
+        (with_link, {"engines": 0}, r"hardware\.links\.pcie\.engines=0 must be a whole number >= 1"),
+        (with_link, {"engines": 1000}, r"hardware\.links\.pcie\.engines=1000 must be from 1 to 64"),
+        (with_link, {"head_bytes": -1}, r"hardware\.links\.pcie\.head_bytes=-1 must be a whole number >= 0"),
+        (compute, {"peak_tflops": 0}, r"hardware\.compute\.peak_tflops=0 must be from 1e-06 to 1e\+06"),
+        (compute, {"memory_gb_per_s": 1e9}, r"hardware\.compute\.memory_gb_per_s=1000000000\.0 must be from"),
+        (compute, {"memory_efficiency": 2}, r"hardware\.compute\.memory_efficiency=2 must be .*; give a share"),
+        (compute, {"expert_launches": 1.5}, r"hardware\.compute\.expert_launches=1\.5 must be a whole number"),
+        (cpu, {"memory_gb_per_s": 0}, r"hardware\.cpu\.memory_gb_per_s=0 must be from"),
+        (cpu, {"round_trip_us": None}, r"hardware\.cpu\.round_trip_us=None must be a number"),
+        (Host, {"wake_us": -1}, r"hardware\.host\.wake_us=-1 must be a number >= 0"),
+        (Ram, {"capacity_gib": 0, "filled_by": "nvme"}, r"hardware\.ram\.capacity_gib=0 must be from"),
+        (machine, {"memory_gib": "24GiB"}, r"hardware\.memory_gib='24GiB' must be a number"),
+        (machine, {"memory_gib": 1e9}, r"hardware\.memory_gib=1000000000\.0 must be from"),
+        (machine, {"prediction_us": -1}, r"hardware\.prediction_us=-1 must be"),
+        (machine, {"compute": None}, r"hardware\.compute of m must be a section with its _target_, got None"),
+        (machine, {"ram": 24}, r"hardware\.ram of m must be a section"),
+        (machine, {"validated": "yes"}, r"hardware\.validated='yes'; allowed: measured, emulated, none"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
+    build: Any, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_machine_is_named_as_its_file_and_says_where_its_figures_come_from(name: str) -> None:
+    hardware = loaded(name)
+    assert hardware.name == name
+    assert len(hardware.source) > 20
+    text = (ROOT / "conf" / "hardware" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+
+
+def test_a_machine_with_a_drive_is_the_same_machine_with_a_link_and_a_tier_more() -> None:
+    near, far = loaded("rtx4090_pcie4"), loaded("rtx4090_nvme")
+    assert far.links[0] == near.links[0]
+    assert far.link_names == ("pcie", "nvme")
+    assert far.compute == near.compute
+    assert (far.route.ram_link, far.route.ram_bytes) == (1, 24 << 30)
+
+
+def test_on_unified_memory_there_is_one_link_from_storage() -> None:
+    assert loaded("jetson_agx_orin").link_names == ("nvme",)
