@@ -2,235 +2,257 @@
 
 Theory of operation. The main loop is written as an engine runs: for every step and every site it computes the dense
 work, tells the controller the gate, and then computes needs one after another, blocking where the next one is still on
-its way. It knows no event queue. Transfers end behind its back: the device hands each end over, perhaps on its own
-thread, and ``on_transfer_end`` passes it to the controller, which answers with the next transfer for the link.
+its way. It knows no event queue. Transfers, CPU results and predictions end behind its back: the device hands each
+over, perhaps on a thread of its own, and an ``on_...`` method passes it to the controller.
 
-One lock is held around each call of the controller with the polls that belong to it; the order in which it is taken is
-the order of events, and each call is stamped inside. The lock is never held while the device is waited for.
+The device's lock is held around each call of the controller with the polls that belong to it; the order in which it is
+taken is the order of events, and each call is stamped inside. What follows from a call at once (the next service of an
+engine, the need that a CPU result ends) happens under the same lock. The lock is never held while the thread waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from threading import Lock
-
-from real.device import TAIL, Device
+from real.device import TAIL, Device, Service, Turn
+from real.links import Links
+from real.needs import Needs
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.loader import Transfer
-from sim.record import Record
-from sim.types import SKIP, Step
+from sim.record import HOST_TIME, NO_REQUEST, Record
+from sim.types import SKIP, Outcome, Step
 from sim.workload import Workload
-
-LINK = 0
-
-
-class Batch:
-    """Needs that are computed one after another, once none of them is on its way any more.
-
-    ``as_ready``: a single need. ``wait_all``: all that one call admitted, in need order.
-    """
-
-    __slots__ = ("needs", "pending", "ready_ns", "transfer")
-
-    def __init__(self) -> None:
-        self.needs: list[tuple[int, int]] = []
-        """(key, tokens)"""
-        self.pending = 0
-        self.ready_ns = 0
-        self.transfer = -1
-        """Number of the transfer that arrived last, at ``ready_ns``."""
 
 
 def drive(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Record:
-    """Run the workload to its end on ``device``. Transfers that are then in flight are cut.
+    """Run the workload to its end on ``device``. What is under way then is cut.
 
-    Raise RuntimeError if a need waits for a transfer that nothing can bring about.
+    Raise RuntimeError if a need waits for what nothing can bring about.
     """
     driver = Driver(controller, workload, durations, device)
-    device.open(driver.on_transfer_end)
+    device.open(driver, controller.route.engines)
     try:
-        for step in workload.steps:
-            driver.run_step(step)
+        driver.run()
     finally:
         device.close()
     return driver.finish()
 
 
 class Driver:
-    """The compute stream's thread (``run_step``) and the link's (``on_transfer_end``) around one controller."""
+    """The compute stream's thread (``run``) and what is handed over to it (``on_...``), around one controller."""
 
     def __init__(self, controller: Controller, workload: Workload, durations: Durations, device: Device) -> None:
         self.controller, self.workload, self.durations, self.device = controller, workload, durations, device
         self.record = Record()
+        self._links = Links(controller, durations, device, self.record, self._stamp)
+        self._needs = Needs(controller.loader.wait)
         self._gate = workload.gate()
-        self._lock = Lock()
-        self._is_wait_all = controller.loader.wait == "wait_all"
-        self._issued: deque[Transfer] = deque()
-        self._num_started = 0
-        self._line: deque[Batch] = deque()
-        """What to compute next; ``wait_all`` puts a batch here when it is admitted, ``as_ready`` when it is ready."""
-        self._awaited: dict[int, tuple[int, Batch]] = {}
-        """key -> row of its lookup, and the batch that waits for it"""
+        self._free_ns = 0
+        """When the stream was through with what it did last."""
+        self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
+        g = controller.geometry
+        # By key: the dense blocks that are there, with when and by which transfer they came.
+        self._dense = {g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)}
 
     # ---- the main loop
 
-    def run_step(self, step: Step) -> None:
-        """One forward call, from the beginning of its sequences to the end of those that end with it."""
-        device, record, controller = self.device, self.record, self.controller
-        record.step_start_ns.append(device.now_ns())
-        for sequence in step.begins:
-            with self._lock:
-                self._stamp()
-                controller.begin_sequence(sequence)
-                self._fill_link()
-        self._gate.open(step)
-        dense_ns = self.durations.dense_ns(step)
-        geometry = controller.geometry
-        for site in range(self.workload.sites):
-            device.compute(geometry.key(0, site, geometry.experts), step.rows, dense_ns[site])
-            self._run_site(site)
-        device.compute(TAIL, step.rows, self.durations.tail_ns(step))
-        record.step_end_ns.append(device.now_ns())
-        for sequence in step.ends:
-            with self._lock:
-                self._stamp()
-                controller.end_sequence(sequence)
-                self._fill_link()
+    def run(self) -> None:
+        """Every step of the workload, as its schedule composes them."""
+        schedule = self.workload.start()
+        while (step := schedule.next(self._free_ns)) is not None:
+            if isinstance(step, int):
+                self.device.sleep_until(step, Turn.ARRIVALS)
+                self._stand_idle(step, NO_REQUEST)
+            else:
+                self._run_step(step)
 
     def finish(self) -> Record:
-        """The record, complete: what the device knows about the link is copied into it."""
-        record = self.record
-        record.makespan_ns = record.step_end_ns[-1]
-        services = [self.device.service_ns(number) for number in range(self._num_started)]
-        record.start_ns = [start_ns for start_ns, _ in services]
-        record.service_end_ns = [end_ns for _, end_ns in services]
+        """The record, complete."""
+        self.record.makespan_ns = self.record.step_end_ns[-1]
         self.controller.finish()
-        return record
+        return self.record
 
-    def _run_site(self, site: int) -> None:
-        controller, gate = self.controller, self._gate
+    def _run_step(self, step: Step) -> None:
+        """One forward call, from the beginning of its sequences to the end of those that end with it."""
+        device, record = self.device, self.record
+        record.step_start_ns.append(self._free_ns)
+        if step.begins:
+            device.sleep_until(self._free_ns, Turn.ARRIVALS)
+            with device.lock:
+                for sequence in step.begins:
+                    self._stamp()
+                    self.controller.begin_sequence(sequence)
+                    self._links.fill()
+        self._gate.open(step)
+        dense_ns = self.durations.dense_ns(step)
+        for site in step.sites:
+            self._run_site(step, site, dense_ns[site])
+        self._compute(TAIL, step.rows, self.durations.tail_ns(step))
+        record.step_end_ns.append(self._free_ns)
+        if step.ends:
+            device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
+            with device.lock:
+                for sequence in step.ends:
+                    self._stamp()
+                    self.controller.end_sequence(sequence)
+                    self._links.fill()
+
+    def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
+        g, host, gate = self.controller.geometry, self.durations.host, self._gate
+        block = g.key(0, site, g.experts)
+        if self.controller.loader.dense_slots:
+            self._await_dense(block)
+        self._compute(block, step.rows, dense_ns)
+        self.device.sleep_until(self._free_ns + host.sync_ns, Turn.GATE)
         gate.visit(site)
-        with self._lock:
+        with self.device.lock:
+            self._host_until(self._stamp())
+            self.record.gate_ns.append(self._free_ns)
+            self._dense.pop(block, None)
             self._num_taken = 0
-            self.record.gate_ns.append(self._stamp())
-            _, waits = controller.gate(gate)
-            self._take(waits)
-            self._fill_link()
-        while (batch := self._next_batch()) is not None:
-            for key, tokens in batch.needs:
-                precision = controller.geometry.precision_of(key)
-                self.device.compute(key, tokens, self.durations.expert_ns(precision, tokens))
-                if controller.waiting:
-                    self._release(key)
-        self.record.end_ns.append(self.device.now_ns())
+            outcomes, waits = self.controller.gate(gate)
+            self._take(outcomes, waits)
+            if self.controller.predicts_later:
+                self.device.predict(gate.tick, self.durations.prediction_ns)
+            self._links.fill()
+        self._pass_host_time(host.issue_ns)
+        while self._compute_next():
+            pass
+        self._pass_host_time(host.post_ns)
+        self.record.end_ns.append(self._free_ns)
 
-    def _release(self, key: int) -> None:
-        """A need of a union served in waves has been computed: let the next ones in."""
-        with self._lock:
-            self._stamp()
-            _, waits = self.controller.need_done(key)
-            self._take(waits)
-            self._fill_link()
+    # ---- needs
 
-    def _take(self, waits: dict[int, Transfer] | None) -> None:
+    def _take(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
         """Line up what a call admitted: what is there, to be computed; what is not, to be waited for."""
-        record, tokens = self.record, self._gate.tokens
-        now = record.call_ns[-1]
-        together = Batch()
-        if self._is_wait_all:
-            self._line.append(together)
-        for key in self.controller.admitted:
-            row = len(record.lookup_ns)
+        record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
+        self._needs.open_batch()
+        for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
+            row, count = len(record.lookup_ns), tokens[self._num_taken]
+            self._num_taken += 1
             record.lookup_ns.append(now)
             record.ready_ns.append(now)
-            need = (key, tokens[self._num_taken])
-            self._num_taken += 1
-            if key == SKIP:
+            if key == SKIP or outcome == Outcome.SKIP:
                 continue
-            batch = together if self._is_wait_all else Batch()
-            batch.needs.append(need)
-            if waits and key in waits:
-                batch.pending += 1
-                self._awaited[key] = (row, batch)
-            elif not self._is_wait_all:
-                self._line.append(batch)
+            if outcome == Outcome.CPU:
+                self._on_cpu[key] = row
+                site, precision = self._gate.site, self.controller.geometry.precision_of(key)
+                self.device.compute_on_cpu(key, count, self.durations.cpu_ns(precision, site, count))
+            else:
+                self._needs.add(key, count, row, waits is not None and key in waits)
 
-    def _next_batch(self) -> Batch | None:
-        """The next needs to compute, or None if the site has no more.
+    def _compute_next(self) -> bool:
+        """Compute the next needs, when they are there; False if the site has no more. Blocks, and says for how long."""
+        self.device.wait(lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing)
+        with self.device.lock:
+            is_done = self._is_done()
+            ready_ns, cause, batch = self._needs.take(self._free_ns)
+        self._stand_idle(ready_ns, cause)
+        if batch is None:
+            return not is_done or self._needs.last_result_ns > self._free_ns
+        for key, tokens in batch.needs:
+            precision = self.controller.geometry.precision_of(key)
+            self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
+            if self.controller.waiting:
+                with self.device.lock:
+                    self._host_until(self._end_need(key))
+        return True
 
-        Blocks while they are on their way, and writes down for how long.
-        """
-        idle_from_ns = self.device.now_ns()
-        while (number := self._blocked_by()) is not None:
-            self.device.wait(number)
-        if not self._line:
-            return None
-        batch = self._line.popleft()
-        if batch.ready_ns > idle_from_ns:
-            self.record.idle_start_ns.append(idle_from_ns)
-            self.record.idle_end_ns.append(batch.ready_ns)
-            self.record.idle_cause.append(batch.transfer)
-        return batch
+    def _end_need(self, key: int) -> int:
+        """A need of a union served in waves is over: let the next ones in. The lock is held. When that was."""
+        now = self._stamp()
+        outcomes, waits = self.controller.need_done(key)
+        self._take(outcomes, waits)
+        self._links.fill()
+        return now
 
-    def _blocked_by(self) -> int | None:
-        """The number of the transfer whose end the main loop must wait for; None if it may go on.
+    def _is_done(self) -> bool:
+        """Whether the site has no more needs; the lock is held."""
+        return self._needs.is_empty and not self._on_cpu and not self.controller.waiting
 
-        That is the oldest on the link: the transfer that is needed may not have been issued yet. All is looked at under
-        one lock, or an end between two looks would be missed.
-        """
-        with self._lock:
-            if self._line and not self._line[0].pending:
-                return None
-            if not (self._line or self._awaited or self.controller.waiting):
-                return None
-            if self._issued:
-                return self._issued[0].number
-            names = ", ".join(self.controller.geometry.name_of(key) for key in self._awaited)
-        raise RuntimeError(
-            f"step {self._gate.step} site {self._gate.site} waits for {names or 'admission'} "
-            f"({self.controller.waiting} needs not admitted), but nothing is on the link: the controller finds no slot "
-            f"for it; raise budget.resident_share"
+    def _await_dense(self, block: int) -> None:
+        self.device.wait(lambda: block in self._dense, self._what_is_missing)
+        self._stand_idle(*self._dense[block])
+
+    def _what_is_missing(self) -> str:
+        """For messages; the lock is held."""
+        controller = self.controller
+        keys = [*self._needs.awaited, *self._on_cpu]
+        names = ", ".join(controller.geometry.name_of(key) for key in keys) or "admission or its dense block"
+        return (
+            f"step {self._gate.step} site {self._gate.site} waits for {names} "
+            f"({controller.waiting} needs not admitted; {self._links}); where the controller finds no slot for it, "
+            f"raise budget.resident_share"
         )
 
-    # ---- the link
+    # ---- the stream's time
 
-    def on_transfer_end(self, number: int) -> None:
-        """The oldest issued transfer has ended: its key has arrived, and the link gets the next."""
-        with self._lock:
-            transfer = self._issued.popleft()
-            assert transfer.number == number, "the link serves in order"
-            now = self._stamp()
-            key, following = self.controller.transfer_done(LINK, transfer)
-            if following is not None:
-                self._start(following)
-            if key in self._awaited:
-                self._arrive(key, number, now)
+    def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        self._host_until(self.device.now_ns())
+        self.device.compute(key, rows, nominal_ns)
+        self._free_ns = self.device.now_ns()
 
-    def _arrive(self, key: int, number: int, now: int) -> None:
-        row, batch = self._awaited.pop(key)
-        self.record.ready_ns[row] = now
-        batch.pending -= 1
-        batch.ready_ns, batch.transfer = now, number
-        if not self._is_wait_all:
-            self._line.append(batch)
+    def _pass_host_time(self, nominal_ns: int) -> None:
+        if nominal_ns:
+            self.device.sleep_until(self._free_ns + nominal_ns, Turn.NEED_DONE)
+            self._host_until(self.device.now_ns())
 
-    def _fill_link(self) -> None:
-        """Poll while the link has room and the controller has something for it."""
-        while len(self._issued) < self.controller.loader.in_flight:
-            self._stamp()
-            transfer = self.controller.poll(LINK)
-            if transfer is None:
-                return
-            self._start(transfer)
+    def _host_until(self, now_ns: int) -> None:
+        """What has passed since the stream was free was the host's own time."""
+        self._add_idle(now_ns, HOST_TIME)
 
-    def _start(self, transfer: Transfer) -> None:
-        self._issued.append(transfer)
-        self._num_started += 1
-        nominal_ns = self.durations.transfer_ns(transfer.moved_bytes)
-        self.device.transfer(transfer.number, transfer.key, transfer.moved_bytes, nominal_ns)
+    def _stand_idle(self, ready_ns: int, cause: int) -> None:
+        """The stream has waited for what came at ``ready_ns``, if that is past what it did last."""
+        if ready_ns > self._free_ns:
+            self._add_idle(ready_ns, cause)
+            self._pass_host_time(self.durations.host.wake_ns)
+
+    def _add_idle(self, end_ns: int, cause: int) -> None:
+        if end_ns > self._free_ns:
+            self.record.idle_start_ns.append(self._free_ns)
+            self.record.idle_end_ns.append(end_ns)
+            self.record.idle_cause.append(cause)
+            self._free_ns = end_ns
+
+    # ---- what the device hands over, with its lock held
+
+    def on_service_end(self, service: Service) -> None:
+        """A hop has ended: with the last one a key has arrived."""
+        now, key = self._links.end(service)
+        if key in self._needs.awaited:
+            self.record.ready_ns[self._needs.arrive(key, now, service.number)] = now
+        elif key >= 0 and self.controller.geometry.expert_of(key) == self.controller.geometry.experts:
+            self._dense[key] = (now, service.number)
+        self._links.fill(without=service.link)
+
+    def on_head(self, service: Service) -> None:
+        """Enough of a hop is through for the next link to begin."""
+        self._links.hand_on(service)
+        self._links.fill()
+
+    def on_chunk(self, service: Service, moved_bytes: int) -> None:
+        """A chunk has ended at which a service may give way."""
+        if self._links.may_cut(service, moved_bytes):
+            self._links.fill(without=service.link)
+
+    def on_cpu_result(self, key: int) -> None:
+        """The CPU has computed a need, which also ends it where others wait for admission."""
+        now = self._stamp()
+        self.controller.cpu_done(key)
+        self.record.ready_ns[self._on_cpu.pop(key)] = now
+        ends_need = self.controller.waiting > 0
+        self._needs.bring_result(now, ends_need)
+        if ends_need:
+            self._end_need(key)
+        else:
+            self._links.fill()
+
+    def on_prediction(self, tick: int) -> None:
+        """The forecasts made at a gate are there."""
+        self._stamp()
+        self.controller.prediction_ready(tick)
+        self._links.fill()
 
     def _stamp(self) -> int:
         """The time of the call that follows; the lock is held."""
