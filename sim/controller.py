@@ -27,8 +27,9 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
-from sim.slots import ABSENT, IN_FLIGHT, RESIDENT
-from sim.transfers import HIT, MISS, QUEUE_PREFETCH, Transfers
+from sim.ram import HIT, MISS
+from sim.slots import ABSENT, IN_FLIGHT, RESIDENT, UNUSED
+from sim.transfers import QUEUE_PREFETCH, Transfers
 from sim.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
 PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
@@ -38,7 +39,7 @@ ONE_LINK = Route()
 WHOLE = Whole()
 FIRST_USE = -1
 """A hit that settles a prefetch; becomes HIT before anyone sees it."""
-FOUND = (MISS, PROMOTED, LATE, HIT, FIRST_USE)
+FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
 """What a lookup finds, by state, where only one variant is in play."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
 
@@ -66,7 +67,8 @@ class Controller(Transfers):
 
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
                  placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
-                 payload: Payload = WHOLE, predicts_later: bool = False, dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
+                 payload: Payload = WHOLE, predicts_later: bool = False,
+                 dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
         super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
         self.predictor, self.selector, self.placement = predictor, selector, placement
         self.predicts_later = predicts_later
@@ -96,9 +98,6 @@ class Controller(Transfers):
         self._replaces = loader.queue == "replace"
         self._stops_at_missing = loader.depth == "first_missing"
         self._cancels_all = loader.prefetch_budget == "until_next_gate"
-        self._masks: list[Sequence[int]] = [()] * sites
-        self._pins: list[int] = []
-        self._pins_site = 0
         self._outside: list[int] = []  # of the pins, those that no pool may hold
         self._gate: Gate | None = None
         self._wanted: Sequence[int] = ()
@@ -142,18 +141,22 @@ class Controller(Transfers):
         site, needs = gate.site, gate.needs
         if self._trims:
             self._trim()
-        self._unpin(site)
+        if self._outside:
+            self._leave_all()
+        self._masks.pop(site, None)
+        self._is_stale = True
         if self._plain and len(needs) <= self._always_fit:
-            state, pinned, blocked = self.state, self.pinned, self.blocked
             row = self._rows[0][site]
             self._pins = self.admitted = keys = [row[expert] for expert in needs]
-            for key in keys:
-                pinned[key] = blocked[key] = 1
             if self._prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
-            outcomes = [FOUND[state[key]] for key in keys]
-            waits = self._settle(keys, outcomes) if any(outcomes) else None
-            self.cache.on_requests(keys, self._zeros[len(keys)], outcomes, gate)
+            zeros = self._zeros[len(keys)]
+            outcomes, waits = zeros, None
+            state = self.state
+            if any(map(state.__getitem__, keys)):
+                outcomes = [FOUND[state[key]] for key in keys]
+                waits = self._settle(keys, outcomes)
+            self.cache.on_requests(keys, zeros, outcomes, gate)
             self.lookup_keys += keys
             self.lookup_outcomes += outcomes
         else:
@@ -170,9 +173,8 @@ class Controller(Transfers):
     def need_done(self, key: int) -> Answer:
         """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
         self.calls += 1
-        self.pinned[key] = 0
-        self.blocked[key] = key in self._masks[self._pins_site]
         self._pins.remove(key)
+        self._is_stale = True
         self._pool_pinned[self.slots.pool_of[key]] -= self.slots.key_bytes[key]
         if key in self._outside:
             self._outside.remove(key)
@@ -197,34 +199,24 @@ class Controller(Transfers):
 
     def _trim(self) -> None:
         """``retention: after_batch``: evict what the last batch left over the capacity."""
+        self._protect()
         victims = self.slots.excess()
         for victim in victims:
             self.slots.release(victim)
         self._evict(victims, -1, named=0)
 
-    def _unpin(self, site: int) -> None:
-        """The needs of the previous gate may go, and what was forecast for this site."""
-        pinned, blocked, masks = self.pinned, self.blocked, self._masks
-        for key in self._pins:
-            pinned[key] = blocked[key] = 0
-        # A forecast may name the site that has just run (for the next token): unpinning must not unmask it.
-        for key in masks[self._pins_site]:
-            blocked[key] = 1
-        if self._outside:
-            for key in self._outside:
-                self._leave(key)
-            self._outside = []
-        for key in masks[site]:
-            blocked[key] = 0
-        masks[site] = ()
-        self._pins_site = site
+    def _leave_all(self) -> None:
+        """The needs of the previous gate that no pool may have held."""
+        for key in self._outside:
+            self._leave(key)
+        self._outside = []
 
     def _leave(self, key: int) -> None:
         """A need that no pool held is over."""
-        if self.staged[key]:
+        if self.staging.holds[key]:
             self._drop_staged(key)
             self.cache.on_evict(key)
-        elif self.state[key] < RESIDENT:
+        elif self.state[key] > UNUSED:
             self.cache.on_evict(key)
 
     def _gate_in_full(self, gate: Gate) -> Answer:
@@ -235,13 +227,13 @@ class Controller(Transfers):
         self._pins = []
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
         rows, site = self._rows, gate.site
-        if self._prefetches_of[site] or self._cancels_all or self._staged_keys:
+        staged = self.staging.keys
+        if self._prefetches_of[site] or self._cancels_all or staged:
             serving = [self._serving(rows[p][site][expert])
                        for p, expert in zip(wanted, gate.needs, strict=True) if p != SKIP]  # fmt: skip
             self._cancel_passed(site, serving)
-            for key in [k for k in self._staged_keys if k // self.geometry.units % self.geometry.sites == site]:
-                if not self.pinned[key] and key not in serving:
-                    self._drop_staged(key)
+            for key in [k for k in staged if self.geometry.site_of(k) == site and k not in serving]:
+                self._drop_staged(key)
         return self._admit()
 
     def _admit(self) -> Answer:
@@ -263,20 +255,21 @@ class Controller(Transfers):
             if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
                 break
             pool_pinned[pool] += size
-            self.pinned[key] = self.blocked[key] = 1
             self._pins.append(key)
             admitted.append(key)
         self.waiting -= len(admitted)
+        self._is_stale = True
         return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
 
     def _fits_staging(self, key: int) -> bool:
-        outside = sum(self.staged[k] or self.state[k] < RESIDENT for k in (*self._pins, key))
+        holds = self.staging.holds
+        outside = sum(holds[k] or self.state[k] > UNUSED for k in (*self._pins, key))
         return outside <= self.loader.staging_slots
 
     def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p != SKIP]
-        state, plane = self.state, self.geometry.plane
+        state, staged, plane = self.state, self.staging.holds, self.geometry.plane
         outcomes = [FOUND[state[key]] for key in keys]
         waits = None
         if not self._loads_all:
@@ -290,13 +283,13 @@ class Controller(Transfers):
                 if outcomes[index] == HIT and key // plane != p:
                     outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
         if self._stages or not self._loads_all:
-            self._outside += [key for key in keys if self.staged[key] or state[key] < RESIDENT]
+            self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
         self.cache.on_requests(keys, asked, outcomes, gate)
         if self.ram is not None:
-            self._tell_ram(gate)
-        if self._staged_keys:
+            self.ram.tell(gate)
+        if self.staging.keys:
             for key in keys:
-                if self.staged[key] and state[key] == RESIDENT and not self._transfer_of[key].partial:
+                if staged[key] and state[key] == RESIDENT and not self._transfer_of[key].partial:
                     self._exchange(key)
         if len(keys) < len(admitted):
             found = iter(outcomes)
@@ -312,15 +305,15 @@ class Controller(Transfers):
         """The key that serves a wanted key now (docs/design.md section 4, step 5)."""
         state, plane = self.state, self.geometry.plane
         found = state[wanted]
-        if found >= RESIDENT or len(self._rows) == 1:
+        if found <= UNUSED or len(self._rows) == 1:
             return wanted
         higher = range(wanted - plane, -1, -plane)
         for key in higher:
-            if state[key] >= RESIDENT:
+            if state[key] <= UNUSED:
                 return key
         if self.loader.low_for_high:
             for key in range(wanted + plane, len(state), plane):
-                if state[key] >= RESIDENT:
+                if state[key] <= UNUSED:
                     return key
         if found != IN_FLIGHT:
             for key in higher:
@@ -376,8 +369,7 @@ class Controller(Transfers):
                 if rest:
                     transfer.outcome = USED
                     outcomes[index] = MISS
-                    link = self._outermost if self.ram is None else self._enter_ram(key)
-                    waits[key] = Transfer(key, False, rest, self.calls, link)
+                    waits[key] = Transfer(key, False, rest, self.calls, self._begin_link(key))
                     self._continue_partial(waits[key], transfer)
             elif outcome == LATE and transfer.partial:
                 transfer.rest_bytes = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
@@ -389,7 +381,7 @@ class Controller(Transfers):
 
     def _do_extras(self, gate: Gate, site: int) -> None:
         if self.ram is not None:
-            self._tell_ram(gate)
+            self.ram.tell(gate)
         if self.loader.dense_slots:
             self._stream_dense(site)
 
@@ -420,35 +412,29 @@ class Controller(Transfers):
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
-        state, blocked, masks = self.state, self.blocked, self._masks
+        state, masks = self.state, self._masks
         replace, left = self._replaces, self._budget
         for choice in forecasts:
             if replace:
                 self._cancel(self._waiting_prefetches(), ())
                 replace = False
             site = choice.site
-            if masks[site]:
-                for key in masks[site]:
-                    blocked[key] = self.pinned[key]
             if self._plain:
                 row = self._rows[0][site]
                 keys = [row[expert] for expert in choice.needs]
             else:
                 keys = self._forecast_keys(choice)
             masks[site] = keys
-            if self._claims_at_queue:
-                for key in keys:
-                    blocked[key] = 1
+            self._is_stale = True
             missing = False
             for key in keys:
-                blocked[key] = 1
                 found = state[key]
-                if found < RESIDENT:
+                if found > UNUSED:
                     missing = True
                     if found == ABSENT and left and self._queue_prefetch(key, site, choice):
                         left -= 1
-            if self._ram_keys:
-                self._tell_ram(gate)
+            if self.ram is not None:
+                self.ram.tell(gate)
             if left == 0 or (missing and self._stops_at_missing):
                 return
 

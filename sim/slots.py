@@ -1,6 +1,6 @@
 """What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
 
-One byte a key (ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED) and two bytearrays that cache policies read: ``pinned`` and
+One byte a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT) and two bytearrays that cache policies read: ``pinned`` and
 ``blocked`` (pinned or masked).
 """
 
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from sim.policies.base import CachePolicy
 from sim.types import CapacityError, Cause, Geometry
 
-ABSENT, QUEUED, IN_FLIGHT, RESIDENT, UNUSED = range(5)
-"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup."""
+RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
+"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <= UNUSED; RESIDENT is 0, so
+that ``any`` of several states means: something is not simply there."""
 
 
 class Slots:
@@ -24,7 +25,7 @@ class Slots:
     def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False) -> None:
         plan = cache.pools(geometry)
         self.geometry, self.cache, self.overflows = geometry, cache, overflows
-        self.state = bytearray(geometry.num_keys)
+        self.state = bytearray([ABSENT]) * geometry.num_keys
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
         self.key_bytes = [geometry.bytes_of(key) for key in range(geometry.num_keys)]

@@ -1,9 +1,9 @@
 """The lower half of the decision core: queues, claims, hops and arrivals. No gate, no forecast.
 
 Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier, if that holds its
-key), and takes hop after hop: queued, issued, done, queued on the next link inwards. What a hop moves into claims its slot when
-the hop is issued: the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident in its pool,
-or staged. What is given up on the way gives back all that it has claimed or pinned.
+key), and takes hop after hop: queued, issued, done, queued on the next link inwards. The slot that a hop moves into is
+claimed when the hop is issued: the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident
+in its pool, or staged. What is given up on the way gives back all that it has claimed or pinned.
 
 A machine with one link, pools only and whole transfers takes the short ways through these methods.
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from enum import IntEnum
 
 from sim.loader import NO_TRANSFER, Loader, Transfer
-from sim.policies.base import CachePolicy, Gate, Payload
+from sim.policies.base import CachePolicy, Payload
+from sim.ram import RamTier
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
-from sim.types import Cause, Geometry, Outcome, PrefetchOutcome, Route
+from sim.staging import Staging
+from sim.types import Cause, Geometry, PrefetchOutcome, Route
 
 # Plain ints: members of an IntEnum are looked up and compared several times slower.
-HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
 CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
 DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
@@ -30,7 +30,7 @@ DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 class Event(IntEnum):
     """Kinds of the rows (call, kind, key, value) in ``events``.
 
-    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key that it made room for, or -1.
+    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made room for, or -1.
     """
 
     QUEUE_PREFETCH = 0
@@ -71,17 +71,8 @@ class Transfers:
             raise ValueError(
                 "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route (ram_link)"
             )
-        self.ram: Slots | None = None
-        self._ram_link = -1
-        self._ram_keys: list[int] = []
-        self._ram_outcomes: list[int] = []
-        self.ram_lookups = self.ram_hits = 0
-        self.ram_evictions: list[tuple[int, int]] = []  # (call, key)
-        if ram_cache is not None and route.ram_link is not None:
-            self._ram_link = route.ram_link
-            self.ram = Slots(replace(self.geometry, capacity_bytes=route.ram_bytes), ram_cache, at_once=1)
-            # Nothing is masked in RAM; what is asked for is pinned there, resident or not, until it has got through.
-            self.ram.blocked = self.ram.pinned
+        self.ram = None if ram_cache is None else RamTier(self.geometry, ram_cache, route)
+        self._ram_link = -1 if self.ram is None else self.ram.link
 
     def _prepare_queues(self) -> None:
         links, loader = self.route.links, self.loader
@@ -96,6 +87,28 @@ class Transfers:
         self._chunked = loader.chunk_bytes is not None
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
         self._claims_at_queue = loader.slot_claim == "queue"
+        self._pins: list[int] = []
+        """The needs of the current gate, in need order, as far as they are admitted and not done."""
+        self._masks: dict[int, Sequence[int]] = {}
+        """What is forecast, by site."""
+        self._shown: list[int] = []
+        self._is_stale = True
+
+    def _protect(self) -> None:
+        """Show the pins and masks to the policies, if they have changed since: only claims read them."""
+        if not self._is_stale:
+            return
+        pinned, blocked = self.pinned, self.blocked
+        for key in self._shown:
+            pinned[key] = blocked[key] = 0
+        self._shown = shown = self._pins.copy()
+        for keys in self._masks.values():
+            shown += keys
+        for key in shown:
+            blocked[key] = 1
+        for key in self._pins:
+            pinned[key] = 1
+        self._is_stale = False
 
     def _prepare_staging(self) -> None:
         loader, cache = self.loader, self.cache
@@ -109,10 +122,7 @@ class Transfers:
                 f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
             )
         self._limits_staging = refuses or not self.payload.whole
-        self.staged = bytearray(self.geometry.num_keys)
-        self._staged_keys: dict[int, None] = {}  # in order of arrival
-        self._staging_used = 0
-        self.most_staged = 0
+        self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
 
     def _prepare_dense(self) -> None:
         ahead, g = self.loader.dense_slots, self.geometry
@@ -151,7 +161,7 @@ class Transfers:
     # ---- what a policy or a driver may ask
 
     def has(self, precision: int, site: int, expert: int) -> bool:
-        return self.state[self.geometry.key(precision, site, expert)] >= RESIDENT
+        return self.state[self.geometry.key(precision, site, expert)] <= UNUSED
 
     def expert_of(self, key: int) -> int:
         return key % self.geometry.units
@@ -225,7 +235,7 @@ class Transfers:
 
     def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
         """Queue a key that is absent on the first link of its route."""
-        link = self._outermost if self.ram is None else self._enter_ram(key)
+        link = 0 if self._is_simple else self._begin_link(key)
         transfer = self._transfer_of[key] = Transfer(key, prefetch, moved_bytes, self.calls, link)
         self.state[key] = QUEUED
         (self._prefetches if prefetch else self._demands)[link].append(transfer)
@@ -235,38 +245,11 @@ class Transfers:
             transfer.partial = transfer.staged = moved_bytes < self._key_bytes[key]
         return transfer
 
-    def _enter_ram(self, key: int) -> int:
-        """Look a key up in RAM and pin it there; the link on which its transfer begins."""
-        assert self.ram is not None
-        found = self.ram.state[key] == RESIDENT
-        self.ram.pinned[key] = 1
-        self._ram_keys.append(key)
-        self._ram_outcomes.append(HIT if found else MISS)
-        return self._ram_link - 1 if found else self._outermost
-
-    def _tell_ram(self, gate: Gate) -> None:
-        """Tell the RAM tier's policy what has been looked up there since it was last told."""
-        keys, outcomes = self._ram_keys, self._ram_outcomes
-        if not keys:
-            return
-        assert self.ram is not None
-        # What is queued is the wanted variant: only what is there or on its way can serve for another.
-        self.ram.cache.on_requests(keys, [key // self.geometry.plane for key in keys], outcomes, gate)
-        self.ram_lookups += len(keys)
-        self.ram_hits += outcomes.count(HIT)
-        self._ram_keys, self._ram_outcomes = [], []
-
-    def _leave_ram(self, key: int) -> None:
-        """A transfer is over or given up: its copy in RAM, if it got there, may go."""
-        ram = self.ram
-        if ram is None:
-            return
-        ram.pinned[key] = 0
-        if ram.state[key] != RESIDENT:
-            if ram.state[key] == IN_FLIGHT:
-                ram.release(key)
-                ram.state[key] = ABSENT
-            ram.cache.on_evict(key)
+    def _begin_link(self, key: int) -> int:
+        """The link on which the transfer of a key begins, looking it up in RAM."""
+        if self.ram is not None and self.ram.look_up(key):
+            return self._ram_link - 1
+        return self._outermost
 
     def _queue_again(self, transfer: Transfer, link: int) -> None:
         """The next hop of a transfer that has started."""
@@ -331,9 +314,9 @@ class Transfers:
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
         """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
         for transfer in transfers:
-            if transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds:
-                if not transfer.cancelled and transfer.key not in kept:
-                    self._give_up(transfer, CANCEL)
+            is_idle = transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds
+            if is_idle and not transfer.cancelled and transfer.key not in kept:
+                self._give_up(transfer, CANCEL)
 
     def _waiting_prefetches(self) -> list[Transfer]:
         return [transfer for queue in self._prefetches for transfer in queue]
@@ -350,10 +333,11 @@ class Transfers:
             transfer.outcome = DROPPED
         if transfer.claimed:
             if transfer.staged:
-                self._staging_used -= 1
+                self.staging.release()
             else:
                 self.slots.release(key)
-        self._leave_ram(key)
+        if self.ram is not None:
+            self.ram.leave(key)
         self.events += (self.calls, event, key, -1)
 
     def _drop_staged(self, key: int) -> None:
@@ -361,9 +345,7 @@ class Transfers:
         if self.state[key] == UNUSED:
             self._transfer_of[key].outcome = DROPPED
         self.state[key] = ABSENT
-        self.staged[key] = 0
-        del self._staged_keys[key]
-        self._staging_used -= 1
+        self.staging.take(key)
 
     # ---- issuing
 
@@ -421,7 +403,10 @@ class Transfers:
     def _claim(self, transfer: Transfer, link: int) -> bool:
         """Claim the slot that a hop moves into; False if there is none."""
         if link:
-            return link != self._ram_link or self._claim_ram(transfer)
+            if link != self._ram_link:
+                return True
+            assert self.ram is not None
+            return self.ram.take_in(transfer.key, transfer.awaited or not transfer.prefetch, self.calls)
         if transfer.claimed:
             return True
         if self._stages and self._lands_in_staging(transfer):
@@ -430,6 +415,8 @@ class Transfers:
 
     def _claim_pool(self, transfer: Transfer) -> bool:
         key = transfer.key
+        if self._is_stale:
+            self._protect()
         victims = self.slots.claim(key, transfer.awaited or not transfer.prefetch)
         if victims is None:
             return False
@@ -452,21 +439,6 @@ class Transfers:
         for victim in victims[named:]:
             self.events += (self.calls, EVICT, victim, key)
 
-    def _claim_ram(self, transfer: Transfer) -> bool:
-        ram, key = self.ram, transfer.key
-        assert ram is not None
-        if ram.state[key] == IN_FLIGHT:
-            return True
-        victims = ram.claim(key, transfer.awaited or not transfer.prefetch)
-        if victims is None:
-            return False
-        ram.state[key] = IN_FLIGHT
-        for victim in victims:
-            ram.state[victim] = ABSENT
-            ram.cache.on_evict(victim)
-            self.ram_evictions.append((self.calls, victim))
-        return True
-
     def _lands_in_staging(self, transfer: Transfer) -> bool:
         if transfer.staged:
             return True
@@ -475,30 +447,26 @@ class Transfers:
         return not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
 
     def _claim_staging(self, transfer: Transfer) -> bool:
-        if self._staging_used == self.loader.staging_slots:
-            victim = self._staged_victim()
+        staging = self.staging
+        if staging.is_full:
+            self._protect()
+            victim = staging.first_but(self.pinned)
             if victim < 0 or (transfer.prefetch and not transfer.awaited):
                 return False
             self._drop_staged(victim)
-        self._staging_used += 1
-        self.most_staged = max(self.most_staged, self._staging_used)
+        staging.claim()
         transfer.staged = transfer.claimed = True
         return True
-
-    def _staged_victim(self) -> int:
-        return next((key for key in self._staged_keys if not self.pinned[key]), -1)
 
     def _could_claim(self, transfer: Transfer, link: int) -> bool:
         """Whether ``_claim`` would succeed now for a demand."""
         if link:
-            if link != self._ram_link:
-                return True
-            assert self.ram is not None
-            return self.ram.state[transfer.key] == IN_FLIGHT or self.ram.could_claim(transfer.key)
+            return link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
         if transfer.claimed:
             return True
+        self._protect()
         if self._stages and self._lands_in_staging(transfer):
-            return self._staging_used < self.loader.staging_slots or self._staged_victim() >= 0
+            return not self.staging.is_full or self.staging.first_but(self.pinned) >= 0
         return self.slots.could_claim(transfer.key)
 
     # ---- hops and arrivals
@@ -507,8 +475,7 @@ class Transfers:
         """A hop on an outer link has ended."""
         if link == self._ram_link:
             assert self.ram is not None
-            self.ram.state[transfer.key] = RESIDENT
-            self.ram.cache.on_insert(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
+            self.ram.arrive(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
         if transfer.link == link:
             self._queue_again(transfer, link - 1)
             return
@@ -527,7 +494,8 @@ class Transfers:
         if transfer.rest_bytes:
             self._queue_rest(transfer)
             return -1
-        self._leave_ram(key)
+        if self.ram is not None:
+            self.ram.leave(key)
         if transfer.staged:
             self._arrive_in_staging(transfer)
         else:
@@ -554,8 +522,8 @@ class Transfers:
         key = transfer.key
         is_unasked = transfer.prefetch and not transfer.awaited
         self.state[key] = UNUSED if is_unasked else RESIDENT
-        self.staged[key] = 1
-        self._staged_keys[key] = None
+        self.staging.put(key)
+        self._protect()
         if is_unasked and not transfer.partial and not self.blocked[key]:
             self._drop_staged(key)
         elif transfer.awaited and not transfer.partial:
@@ -565,20 +533,21 @@ class Transfers:
         """Admit a staged variant to its pool, if the policy will and finds a slot: no bytes move."""
         if not self.cache.admits_all and not self.cache.admit(key, PREFETCH):
             return
+        self._protect()
         victims = self.slots.claim(key, True)
         if victims is None:
             return
         self._evict(victims, key, named=0)
-        self.staged[key] = 0
-        del self._staged_keys[key]
-        self._staging_used -= 1
+        self.staging.take(key)
         self.cache.on_insert(key, PREFETCH)
 
     # ---- for tests
 
     def check(self) -> None:
         """Assert every invariant of the state. Expensive, for tests."""
+        self._protect()
         self.slots.check()
+        self.staging.check()
         g = self.geometry
         used = [0] * len(self.slots.capacity_bytes)
         for key, state in enumerate(self.state):
@@ -591,8 +560,7 @@ class Transfers:
             if key % g.units == g.experts:
                 continue
             arriving = state in (QUEUED, IN_FLIGHT) and transfer.claimed and not transfer.staged
-            if arriving or (state >= RESIDENT and not self.staged[key]):
+            if arriving or (state <= UNUSED and not self.staging.holds[key]):
                 used[self.slots.pool_of[key]] += self._key_bytes[key]
         for pool, free in enumerate(self.slots.free_bytes):
             assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])
-        assert sum(self.staged) == len(self._staged_keys) <= self._staging_used <= self.loader.staging_slots
