@@ -4,11 +4,12 @@ A *token-row* is one token of one forward step; a *site* is one MoE block. In me
 over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a row is a site x token-row, ordered by
 site, then step and row in the step) and other files that the header lists. Weights and wide columns (logits,
 lookahead, norms, activation shares) may be stored as small integers times a step that the header states, and always
-come back as float32; wide columns are read only when asked for.
+come back as float32; wide columns are read only when asked for. In an encoder-decoder model a row visits the sites of
+one stack only; its rows at the other sites hold ids of -1, weights of 0 and NaN.
 
 Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
 nothing is ever evaluated. One limit: whoever forges a parquet file *and* its sha256 can make the parquet parser
-itself run out of memory. Encoder-decoder models, whose steps visit only some of the sites, are refused by name.
+itself run out of memory.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,56 +40,14 @@ from sim.trace_header import (
     parse_header,
     trace_sha256,
 )
+from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Float32s, Trace, check_rows
 
 __all__ = [
     "CHUNK", "DECODE", "PREFILL", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError", "TraceSequence",
     "read_trace", "trace_sha256", "write_trace",
 ]  # fmt: skip
 
-PREFILL, DECODE, CHUNK = 0, 1, 2
-ROW_DTYPES: Mapping[str, Any] = {
-    "step": pl.Int32, "phase": pl.UInt8, "sequence": pl.Int32, "position": pl.Int32, "token": pl.Int32,
-    "valid": pl.Boolean,
-}  # fmt: skip
-_STORED_DTYPES = (pl.Int8, pl.Int16, pl.Float32)
-
-Float32s = NDArray[np.float32]
 Content = bytes | Callable[[Path], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """A trace in memory: N token-rows, S sites, top-K of E experts.
-
-    Rows [N], ordered by step, then by row in the step: ``step``; ``phase`` (PREFILL, DECODE, or CHUNK: several tokens
-    on top of a cache); ``sequence`` (a number of the header); ``position`` in its sequence and ``token`` id (-1:
-    unknown); ``valid``, False for padding, whose position is -1: padding is routed and loads experts, but is no
-    token.
-
-    Per row and site: ``ids`` [N, S, K], -1 where the model dropped the choice or chose a null expert; ``weights`` [N,
-    S, K], as the model applied them, rounded if the header has a step for them (the smallest to 0, near-equal ones to
-    ties); the order inside K is the model's own and need not be by weight.
-
-    None (or empty) when not recorded or not asked for: ``logits`` [N, S, E]; ``lookahead``, by norm (`raw`: the
-    router j sites on is fed this site's gate input; `renormed`: that input with this site's norm weight exchanged for
-    the other's), [N, S, J, E], entry [n, s, j - 1] for router s + j, NaN where not recorded; ``expert_norms`` [N, S,
-    K], the norm of each selected expert's output before weighting; ``active_shares`` [N, S, K, P], the share of
-    channels of ``|x W_up|`` at or above the threshold of each of the header's P sparsities, NaN where not recorded.
-    """
-
-    header: Header
-    step: NDArray[np.int32]
-    phase: NDArray[np.uint8]
-    sequence: NDArray[np.int32]
-    position: NDArray[np.int32]
-    token: NDArray[np.int32]
-    valid: NDArray[np.bool_]
-    ids: NDArray[np.int16]
-    weights: Float32s
-    logits: Float32s | None = None
-    lookahead: Mapping[str, Float32s] = field(default_factory=dict)
-    expert_norms: Float32s | None = None
-    active_shares: Float32s | None = None
 
 
 def write_trace(
@@ -111,7 +70,7 @@ def write_trace(
         raise TraceError(str(target), "directory", "not empty", "must be new", "choose another one, or remove it")
     trace = replace(trace, header=replace(trace.header, columns=_recorded(trace)))
     check_header(trace.header)
-    _check_rows(trace)
+    check_rows(trace)
     frame = _frame(trace)
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -154,7 +113,7 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
     for name, how in stored.items():
         expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
     trace = _build(header, _load_arrays(root / ROUTES_FILE, expected), stored)
-    _check_rows(trace)
+    check_rows(trace)
     return _freeze(trace)
 
 
@@ -304,8 +263,9 @@ def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[s
     num_rows, rest = divmod(len(loaded["site"]), model.sites)
     sites = np.repeat(np.arange(model.sites), num_rows)
     if rest or not np.array_equal(loaded["site"], sites):
-        rule = f"must be 0..{model.sites - 1} in order with equal counts: steps that skip sites are not supported yet"
-        raise TraceError(ROUTES_FILE, "site", f"{len(loaded['site'])} rows", rule, "record every site in every step")
+        rule = f"must be 0..{model.sites - 1} in order with equal counts"
+        remedy = "write every row at every site, with ids of -1 where it does not visit"
+        raise TraceError(ROUTES_FILE, "site", f"{len(loaded['site'])} rows", rule, remedy)
     rows = {}
     for name in ROW_DTYPES:
         by_site = loaded[name].reshape(model.sites, num_rows)
@@ -339,101 +299,3 @@ def _freeze(trace: Trace) -> Trace:
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     return trace
-
-
-# Checks, the same for reading and writing
-
-
-def _check_rows(trace: Trace) -> None:
-    """Raise `TraceError` unless every column has its shape, dtype and range and agrees with the header."""
-    _check_shapes(trace)
-    _check_choices(trace)
-    _check_tokens(trace)
-    _check_lookahead(trace)
-
-
-def _refuse(name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:
-    """Raise `TraceError` with the first value that is ``wrong``, and where it stands."""
-    if wrong.any():
-        place = tuple(int(index) for index in np.argwhere(wrong)[0])
-        raise TraceError(ROUTES_FILE, f"{name}{list(place)}", values[place].item(), rule)
-
-
-def _check_shapes(trace: Trace) -> None:
-    model, header = trace.header.model, trace.header
-    num_rows = len(trace.step)
-    per_site = (num_rows, model.sites)
-    shapes: dict[str, tuple[NDArray[Any], tuple[int, ...], Any]] = {
-        name: (getattr(trace, name), (num_rows,), pl.Series([], dtype=dtype).to_numpy().dtype)
-        for name, dtype in ROW_DTYPES.items()
-    }
-    shapes["ids"] = (trace.ids, (*per_site, model.top_k), np.int16)
-    shapes["weights"] = (trace.weights, (*per_site, model.top_k), np.float32)
-    if trace.logits is not None:
-        shapes["logits"] = (trace.logits, (*per_site, model.experts), np.float32)
-    if trace.expert_norms is not None:
-        shapes["expert_norms"] = (trace.expert_norms, (*per_site, model.top_k), np.float32)
-    if trace.active_shares is not None:
-        shares_shape = (*per_site, model.top_k, len(header.sparsities))
-        shapes["active_shares"] = (trace.active_shares, shares_shape, np.float32)
-    depth = 0 if header.lookahead is None else header.lookahead.depth
-    for norm, scores in trace.lookahead.items():
-        shapes[f"lookahead_{norm}"] = (scores, (*per_site, depth, model.experts), np.float32)
-    for name, (values, shape, dtype) in shapes.items():
-        if values.shape != shape or values.dtype != dtype:
-            rule = f"must be {np.dtype(dtype)} {list(shape)}"
-            raise TraceError(ROUTES_FILE, name, f"{values.dtype} {list(values.shape)}", rule)
-
-
-def _check_choices(trace: Trace) -> None:
-    ids, weights, experts = trace.ids, trace.weights, trace.header.model.experts
-    _refuse("ids", (ids < -1) | (ids >= experts), ids, f"must lie in -1..{experts - 1}")
-    ordered = np.sort(ids, axis=-1)
-    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    _refuse("ids", repeated, ordered, "must not repeat in a row (the id follows in ascending order)")
-    _refuse("weights", ~np.isfinite(weights) | (weights < 0), weights, "must be finite and >= 0")
-    _refuse("weights", (ids < 0) & (weights != 0), weights, "must be 0 where the id is -1")
-    if trace.logits is not None:
-        _refuse("logits", ~np.isfinite(trace.logits), trace.logits, "must be finite")
-    if trace.expert_norms is not None:
-        wrong = (trace.expert_norms < 0) | np.isinf(trace.expert_norms)
-        _refuse("expert_norms", wrong, trace.expert_norms, "must be >= 0, or NaN where not recorded")
-    if trace.active_shares is not None:
-        wrong = (trace.active_shares < 0) | (trace.active_shares > 1)
-        _refuse("active_shares", wrong, trace.active_shares, "must lie in 0..1")
-
-
-def _check_tokens(trace: Trace) -> None:
-    _refuse("phase", trace.phase > CHUNK, trace.phase, "must be 0 (prefill), 1 (decode) or 2 (chunk)")
-    _refuse("step", np.diff(trace.step, prepend=trace.step[:1]) < 0, trace.step, "must not decrease")
-    _refuse("token", trace.token < -1, trace.token, "must be >= -1")
-    _refuse("position", trace.valid & (trace.position < 0), trace.position, "must be >= 0 in a valid row")
-    known = np.array([item.sequence for item in trace.header.sequences], dtype=np.int64)
-    _refuse("sequence", ~np.isin(trace.sequence, known), trace.sequence, f"must be in {HEADER_FILE}")
-    rows = np.flatnonzero(trace.valid)
-    # A stable sort keeps the file's order inside a sequence, so each neighbour pair is one step onwards.
-    rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
-    same = np.diff(trace.sequence[rows]) == 0
-    back = np.zeros(len(trace.position), dtype=bool)
-    back[rows[1:]] = same & (np.diff(trace.position[rows]) <= 0)
-    _refuse("position", back, trace.position, "must increase inside a sequence")
-    decoding = trace.phase == DECODE
-    for item in trace.header.sequences:
-        mine = trace.valid & (trace.sequence == item.sequence)
-        for name, stated, found in (
-            ("prompt_tokens", item.prompt_tokens, int((mine & ~decoding).sum())),
-            ("decode_tokens", item.decode_tokens, int((mine & decoding).sum())),
-        ):
-            if stated != found:
-                rule = f"must be {found}, the valid rows of {ROUTES_FILE}"
-                raise TraceError(HEADER_FILE, f"{name} of sequence {item.sequence}", stated, rule)
-
-
-def _check_lookahead(trace: Trace) -> None:
-    for norm, scores in trace.lookahead.items():
-        _refuse(f"lookahead_{norm}", np.isinf(scores), scores, "must be finite, or NaN where not recorded")
-        num_sites = trace.header.model.sites
-        for ahead in range(1, scores.shape[2] + 1):
-            beyond = scores[:, max(num_sites - ahead, 0) :, ahead - 1]
-            name = f"lookahead_{norm} {ahead} sites ahead"
-            _refuse(name, ~np.isnan(beyond), beyond, "must be NaN past the last site")

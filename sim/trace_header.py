@@ -21,6 +21,7 @@ SPLITS = ("fit", "eval")
 NORMS = ("raw", "renormed")
 POSITIONS = ("gate_in", "attn_in", "next_attn_in")
 SITE_KINDS = ("ffn", "attn")
+STACKS = ("encoder", "decoder")
 COLUMNS = ("logits", "lookahead", "expert_norms", "active_shares")
 STEP_NAMES = ("weights", "logits", "expert_norms", "active_shares")
 RECAPTURE = "capture or synthesise the trace again, or restore the file"
@@ -57,7 +58,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Site:
-    """One MoE block, in execution order. ``layer`` is its number in the model, dense layers counted.
+    """One MoE block, in execution order: the encoder's first. ``layer`` is its number in the model, dense layers
+    counted; ``stack`` is `encoder` or `decoder` (of a model without an encoder: every block).
 
     ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the logits as the model
     computed them, before any rounding; ``rule_weight_error`` is the largest absolute difference of a weight.
@@ -70,6 +72,7 @@ class Site:
     rule: RoutingRule | None = None
     rule_match: float = 1.0
     rule_weight_error: float = 0.0
+    stack: str = "decoder"
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,21 @@ class Header:
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
+    @property
+    def encoder_sites(self) -> int:
+        """Sites of the encoder, the first ones. Where there are some, rows of a prompt visit them and decoded rows the
+        others; else every row visits every site.
+        """
+        return sum(site.stack == "encoder" for site in self.sites)
+
     def to_json(self) -> str:
         """The text of ``header.json``; `parse_header` gives an equal header back."""
         plain = asdict(self)
         for row, site in zip(plain["sites"], self.sites, strict=True):
             row["rule"] = None if site.rule is None else site.rule.to_json()
+            if site.stack == "decoder":
+                # As in the traces that were written before there were encoders.
+                del row["stack"]
         return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -167,6 +180,10 @@ def check_header(header: Header) -> None:
     if numbers != list(range(model.sites)):
         rule = f"must be 0..{model.sites - 1} in order, one for each of model.sites"
         raise TraceError(HEADER_FILE, "sites[].site", numbers, rule)
+    stacks = [site.stack for site in header.sites]
+    if stacks != sorted(stacks, key=STACKS.index) or stacks[-1] != "decoder":
+        rule = "must be those of the encoder, if any, then at least one of the decoder"
+        raise TraceError(HEADER_FILE, "sites[].stack", stacks, rule)
     for site in header.sites:
         try:
             if site.rule is not None:
@@ -197,18 +214,24 @@ def check_path(path: str) -> None:
 
 
 class _Fields:
-    """The fields of one JSON object, taken one by one with their types; ``path`` names the object in errors."""
+    """The fields of one JSON object, taken one by one with their types; ``path`` names the object in errors.
 
-    def __init__(self, value: object, path: str, shape: type[Any]) -> None:
+    Fields in ``optional`` may be absent and then have the value given there.
+    """
+
+    def __init__(
+        self, value: object, path: str, shape: type[Any], optional: Mapping[str, object] | None = None
+    ) -> None:
         self.path = path
         known = set(shape.__dataclass_fields__)
         if not isinstance(value, dict):
             raise TraceError(HEADER_FILE, path or "text", value, "must be a JSON object")
-        if set(value) != known:
-            missing, unknown = sorted(known - set(value)), sorted(set(value) - known)
+        whole = dict(optional or {}) | value
+        if set(whole) != known:
+            missing, unknown = sorted(known - set(whole)), sorted(set(value) - known)
             rule = f"must have exactly the known fields (missing {missing}, unknown {unknown})"
             raise TraceError(HEADER_FILE, path or "fields", sorted(value), rule)
-        self.value: dict[str, object] = value
+        self.value: dict[str, object] = whole
 
     def refusal(self, key: str, rule: str) -> TraceError:
         name = f"{self.path}.{key}" if self.path else key
@@ -261,7 +284,7 @@ def _header(fields: _Fields) -> Header:
         model=_model(_Fields(fields.value["model"], "model", ModelShape)),
         dtype=fields.text("dtype"),
         experts_implementation=fields.text("experts_implementation"),
-        sites=fields.array("sites", lambda value, path: _site(_Fields(value, path, Site))),
+        sites=fields.array("sites", lambda value, path: _site(_Fields(value, path, Site, {"stack": "decoder"}))),
         sequences=fields.array("sequences", lambda value, path: _sequence(_Fields(value, path, TraceSequence))),
         licence=fields.text("licence"),
         lookahead=None if lookahead is None else _lookahead(_Fields(lookahead, "lookahead", Lookahead)),
@@ -301,6 +324,7 @@ def _site(fields: _Fields) -> Site:
         rule=parsed,
         rule_match=fields.number("rule_match", 1.0),
         rule_weight_error=fields.number("rule_weight_error", 1e9),
+        stack=fields.text("stack", STACKS),
     )
 
 

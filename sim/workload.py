@@ -1,404 +1,411 @@
-"""From a trace to the gates of a run: which steps, in which order, and what each gate offers.
+"""From a trace to the steps of a run: which rows run together, in which order, and what each gate offers.
 
-Everything that can be computed for the whole trace in numpy is (need order, scores, forecasts); a step's lists of
-Python ints are made when the step begins. Both drivers walk the same workload with one reused gate object.
+Steps are the trace's own, or composed from its sequences (docs/design.md section 7). Where composition depends on
+time, steps come into being while the run goes on. Both drivers walk the same workload with one reused gate object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.batching import Batcher, Part, Request, arrival_times
+from sim.choices import Choices, Needs, Rows
+from sim.gates import RoutedChoice, StepGate
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, Trace, TraceSequence
 from sim.types import Step
+from sim.units import require_number
 
-BATCHINGS = ("recorded", "sequential")
+__all__ = ["BATCHINGS", "SPLITS", "Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
+
+BATCHINGS = ("recorded", "sequential", "static", "continuous")
 SPLITS = ("fit", "eval", "all")
+GROWING = ("row", "chosen", "scores", "forecasts", "needs", "gate_step", "gate_site", "num_gates", "_first_gates",
+           "_places")  # fmt: skip
+"""What is computed from the steps there are, and anew once there are more."""
+BLOCK_CELLS = 1 << 20
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Columns over the needs of a run: gate, expert, rows that chose it, sum of their weights, smallest score."""
+class Limits:
+    """What a machine must hold at most, whenever the requests arrive.
 
-    tick: IntArray
-    expert: IntArray
-    tokens: IntArray
-    weight: FloatArray
-    score: FloatArray
+    ``longest``: tokens of the longest sequence; ``together``: sequences that run at the same time; ``rows`` of a step.
+    """
+
+    longest: int
+    together: int
+    rows: int
 
 
-@dataclass(frozen=True)
-class Union:
-    """The needs of S sites by several rows: one list a site, in need order."""
+class Schedule:
+    """One run through the steps of a workload, from its first."""
 
-    needs: list[list[int]]
-    tokens: list[list[int]]
-    scores: list[list[float]]
-    weights: list[list[float]]
+    def __init__(self, workload: Workload, batcher: Batcher | None) -> None:
+        self._workload, self._batcher = workload, batcher
+        self._index = 0
+
+    def next(self, now_ns: int) -> Step | int | None:
+        """The step that begins at ``now_ns``, when all before it have ended. If nothing can run yet, the time of the
+        next arrival, in ns; None at the end.
+        """
+        if self._batcher is None:
+            if self._index == len(self._workload.steps):
+                return None
+            self._index += 1
+            return self._workload.steps[self._index - 1]
+        parts = self._batcher.next(now_ns)
+        return self._workload.add_step(self, parts) if isinstance(parts, tuple) else parts
 
 
 class Workload:
-    """The gates of a run over ``trace``.
+    """The steps of a run over ``trace``, and their gates.
 
-    ``split`` picks the sequences (``all``: every one). ``batching``: ``recorded`` keeps the trace's steps,
-    ``sequential`` runs one sequence after another, in the order of their numbers. ``lookahead`` sites are forecast
-    with ``norm`` (``raw`` or ``renormed``). ``exclude`` drops sequences by a flag of the trace's header.
+    ``split`` picks the sequences (``all``: every one), ``exclude`` drops some by flags of the trace's header.
+    ``batching``: ``recorded`` keeps the trace's steps, padding included; the others compose them from the valid rows of
+    single sequences, of which at most ``together`` run at once: ``sequential`` (one), ``static`` or ``continuous``,
+    with prompts cut to ``prefill_chunk`` rows a step if given (see `Batcher`). Requests arrive, in the order of their
+    sequences' numbers, at 0, or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at
+    ``arrivals`` (ns).
+    ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``).
 
-    Raise ValueError for a choice that the trace cannot serve.
+    ``steps`` are there from the start, unless the run ``is_timed`` (requests arrive over time): then they grow as the
+    `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps there are.
+
+    Raise ValueError for a choice that cannot be or that the trace cannot serve.
     """
 
-    def __init__(self, trace: Trace, *, split: str = "eval", batching: str = "recorded", lookahead: int = 0,
-                 norm: str = "raw", exclude: Sequence[str] = (), max_sequences: int | None = None) -> None:  # fmt: skip
+    def __init__(self, trace: Trace, *, split: str = "eval", batching: str = "recorded", together: int = 1,
+                 prefill_chunk: int | None = None, arrivals_per_s: float | None = None, arrival_seed: int = 0,
+                 arrivals: Sequence[int] | None = None, lookahead: int = 0, norm: str = "raw",
+                 exclude: Sequence[str] = (), max_sequences: int | None = None) -> None:  # fmt: skip
         self.trace = trace
         self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
-        self.sequences = _chosen(trace, split, exclude, max_sequences)
-        self._check_lookahead()
-        self.row = self._order_rows()
-        self.steps = self._cut_steps()
+        self.together, self.prefill_chunk = together, prefill_chunk
+        _check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals)
+        _check_lookahead(trace, lookahead, norm)
+        # Padding stands beside other sequences: where steps are composed there is none.
+        takes_part = trace.valid | (batching == "recorded")
+        self.sequences = _chosen(trace, split, exclude, max_sequences, trace.sequence[takes_part])
+        self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
+        self.is_timed = False
+        self.steps: list[Step] = []
+        self._schedule: Schedule | None = None
+        self._place: list[int] | None = None  # of each run row among those of ``choices``; None: the same
+        encoder = trace.header.encoder_sites
+        self._all_sites = tuple(range(self.sites))
+        self._sites_by_decode = (self._all_sites[:encoder] or self._all_sites, self._all_sites[encoder:])
+        if batching == "recorded":
+            self._take_recorded_steps()
+        else:
+            times = arrival_times(len(self.sequences), arrivals_per_s, arrival_seed, arrivals)
+            self.arrivals_ns = dict(zip(sorted(self.arrivals_ns), times, strict=True))
+            self.is_timed = max(times) > 0
+            self._prepare_composing()
 
-    def _check_lookahead(self) -> None:
-        have = self.trace.header.lookahead
-        if self.depth == 0:
-            return
-        name = self.trace.header.name
-        if have is None or have.depth < self.depth:
-            depth = have.depth if have else 0
-            raise ValueError(
-                f"trace {name} records lookahead for {depth} sites, but the predictor needs {self.depth}; "
-                f"capture with lookahead={self.depth}, or choose predictor=none or fewer predictor.sites"
-            )
-        if self.norm not in have.norms:
-            raise ValueError(f"trace {name} has lookahead norms {', '.join(have.norms)}, not {self.norm!r}")
-        if not self.trace.lookahead:
-            raise ValueError(
-                f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])"
-            )
+    # ---- steps
 
-    def _order_rows(self) -> IntArray:
-        """Rows of the trace that take part, in the order of the run."""
+    def start(self) -> Schedule:
+        """Begin a run anew: the steps of an earlier one are forgotten, where they depended on time."""
+        if not self.is_timed:
+            return Schedule(self, None)
+        self.steps.clear()
+        self._place = []
+        self._forget()
+        self._schedule = Schedule(self, self._batcher())
+        return self._schedule
+
+    def _take_recorded_steps(self) -> None:
         trace = self.trace
-        chosen = np.array([s.sequence for s in self.sequences], dtype=np.int64)
-        rows = np.flatnonzero(np.isin(trace.sequence, chosen))
-        if self.batching not in BATCHINGS:
-            raise ValueError(
-                f"workload.batching={self.batching} is not built yet or unknown; allowed: {', '.join(BATCHINGS)}"
-            )
-        if self.batching == "sequential":
-            rows = rows[np.lexsort((rows, trace.step[rows], trace.sequence[rows]))]
-        elif not self.split_is_whole_steps(rows):
+        touched = np.isin(trace.sequence, list(self.arrivals_ns))
+        rows = np.flatnonzero(touched)
+        if np.isin(trace.step[~touched], trace.step[rows]).any():
             raise ValueError(
                 f"trace {trace.header.name} recorded steps that mix sequences of split={self.split} with others; "
                 f"use workload.batching=sequential or trace.split=all"
             )
-        return rows
-
-    def split_is_whole_steps(self, rows: IntArray) -> bool:
-        touched = np.isin(self.trace.step, np.unique(self.trace.step[rows]))
-        return bool(touched.sum() == len(rows))
-
-    def _cut_steps(self) -> list[Step]:
-        step, sequence = self.trace.step[self.row], self.trace.sequence[self.row]
-        new = np.flatnonzero((np.diff(step) != 0) | ((self.batching == "sequential") & (np.diff(sequence) != 0))) + 1
-        starts = np.concatenate(([0], new)).tolist()
-        stops = np.concatenate((new, [len(step)])).tolist()
+        self._use_rows(rows)
+        step, sequence = trace.step[rows], trace.sequence[rows]
+        starts = np.flatnonzero(np.diff(step, prepend=step[:1] - 1)).tolist()
+        stops = [*starts[1:], len(rows)]
         groups = [tuple(dict.fromkeys(sequence[a:b].tolist())) for a, b in zip(starts, stops, strict=True)]
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for index, group in enumerate(groups):
-            for number in group:
-                first.setdefault(number, index)
-                last[number] = index
-        position, phase = self.trace.position[self.row], self.trace.phase[self.row]
-        return [
-            Step(i, a, b, group, int(position[a:b].max()) + 1, bool(phase[a] == DECODE),
-                 tuple(s for s in group if first[s] == i), tuple(s for s in group if last[s] == i))
-            for i, (a, b, group) in enumerate(zip(starts, stops, groups, strict=True))
-        ]  # fmt: skip
+        numbered = [(number, index) for index, group in enumerate(groups) for number in group]
+        first, last = dict(reversed(numbered)), dict(numbered)
+        tokens = np.maximum.reduceat(self._tokens_so_far, starts).tolist()
+        decode = np.minimum.reduceat(trace.phase[rows] == DECODE, starts).tolist()
+        for i, (a, b, group) in enumerate(zip(starts, stops, groups, strict=True)):
+            begins, ends = tuple(s for s in group if first[s] == i), tuple(s for s in group if last[s] == i)
+            self.steps.append(
+                Step(i, a, b, group, tokens[i], decode[i], begins, ends, self._sites_by_decode[decode[i]])
+            )
+        self.limits = self._limits_of_steps()
+
+    def _prepare_composing(self) -> None:
+        """Rows sequence by sequence; where nothing depends on time all steps at once, and rows in their order."""
+        trace = self.trace
+        rows = np.flatnonzero(np.isin(trace.sequence, list(self.arrivals_ns)) & trace.valid)
+        rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+        self._use_rows(rows)
+        sequence, decode = trace.sequence[rows], trace.phase[rows] == DECODE
+        if (back := (sequence[1:] == sequence[:-1]) & decode[:-1] & ~decode[1:]).any():
+            raise ValueError(
+                f"trace {trace.header.name} has prompt rows after decoded ones in sequence {sequence[1:][back][0]}, so "
+                f"workload.batching={self.batching} cannot compose its steps; use workload.batching=recorded"
+            )
+        numbers, first, count = np.unique(sequence, return_index=True, return_counts=True)
+        decoded = np.add.reduceat(decode, first, dtype=np.int64)
+        self._first_row = dict(zip(numbers.tolist(), first.tolist(), strict=True))
+        self._requests = [
+            Request(number, rows - decode_rows, decode_rows, self.arrivals_ns[number])
+            for number, rows, decode_rows in zip(numbers.tolist(), count.tolist(), decoded.tolist(), strict=True)
+        ]
+        batcher = self._batcher()
+        if self.is_timed:
+            together = min(self.together, len(self._requests))
+            self.limits = Limits(int(self._tokens_so_far.max()), together, batcher.most_rows)
+            self._place = []
+            return
+        place: list[int] = []
+        while isinstance(parts := batcher.next(0), tuple):
+            self._append(parts, place)
+        self._use_rows(rows[np.array(place)])
+        self.limits = self._limits_of_steps()
+
+    def _batcher(self) -> Batcher:
+        continuous = "continuous" if self.batching == "continuous" else "static"
+        separate = self.trace.header.encoder_sites > 0
+        return Batcher(self._requests, continuous, self.together, self.prefill_chunk, separate)
+
+    def add_step(self, schedule: Schedule, parts: Sequence[Part]) -> Step:
+        """The next step of a run that is timed."""
+        if schedule is not self._schedule or self._place is None:
+            raise RuntimeError(
+                "another run of this workload has started; go on with the schedule of the latest start()"
+            )
+        self._forget()
+        return self._append(parts, self._place)
+
+    def _append(self, parts: Sequence[Part], place: list[int]) -> Step:
+        start, tokens = len(place), []
+        for part in parts:
+            first = self._first_row[part.request.sequence] + part.first
+            place += range(first, first + part.count)
+            tokens.append(self._tokens_so_far[place[-1]])
+        decode = all(part.decode for part in parts)
+        step = Step(
+            len(self.steps), start, len(place), tuple([part.request.sequence for part in parts]), int(max(tokens)),
+            decode, tuple([part.request.sequence for part in parts if part.begins]),
+            tuple([part.request.sequence for part in parts if part.ends]), self._sites_by_decode[decode],
+        )  # fmt: skip
+        self.steps.append(step)
+        return step
+
+    def _forget(self) -> None:
+        for name in GROWING:
+            vars(self).pop(name, None)
+
+    def _use_rows(self, rows: NDArray[np.int64]) -> None:
+        self.choices = Choices(self.trace, rows, self.depth, self.norm)
+        self._tokens_so_far = _tokens_so_far(self.trace, rows)
+
+    def _limits_of_steps(self) -> Limits:
+        began = accumulate(len(step.begins) for step in self.steps)
+        ended = accumulate(chain([0], (len(step.ends) for step in self.steps)))
+        together = max(a - b for a, b in zip(began, ended, strict=False))
+        return Limits(int(self._tokens_so_far.max()), together, max(step.rows for step in self.steps))
+
+    # ---- rows, in the order of the run
+
+    def place(self, row: int) -> int:
+        """Where ``choices`` hold a row of the run."""
+        return row if self._place is None else self._place[row]
+
+    def places(self, step: Step) -> Rows:
+        """Where ``choices`` hold the rows of a step."""
+        rows = slice(step.start, step.stop)
+        return rows if self._place is None else np.array(self._place[rows])
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        return np.array(self._place, np.int64)
+
+    def _by_run(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
+        """A column of ``choices`` in the order of the run."""
+        return column if self._place is None else column[self._places]
+
+    @cached_property
+    def row(self) -> IntArray:
+        """Row of the trace by row of the run; a step's are ``start .. stop``."""
+        return self._by_run(self.choices.row)
 
     @cached_property
     def chosen(self) -> tuple[IntArray, FloatArray]:
         """Experts and weights [N, S, K] of the run's rows, each row in need order (dropped choices last, as -1)."""
-        return _in_need_order(self.trace.ids[self.row], self.trace.weights[self.row])
+        experts, weights = self.choices.chosen
+        return self._by_run(experts), self._by_run(weights)
 
     @cached_property
     def scores(self) -> FloatArray:
         """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
-        return _scores(self.chosen[1])
+        return self._by_run(self.choices.scores)
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
         """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
-        lookahead = self.trace.lookahead[self.norm]
-        rows, sites = len(self.row), self.sites
-        experts = np.full((rows, sites, self.depth, self.top_k), -1, np.int16)
-        weights = np.zeros(experts.shape, np.float32)
-        for site in range(sites):
-            for j in range(1, min(self.depth, sites - 1 - site) + 1):
-                rule = self.trace.header.sites[site + j].rule
-                if rule is None:
-                    raise ValueError(
-                        f"trace {self.trace.header.name} has no routing rule for site {site + j}, so lookahead scores "
-                        f"cannot be turned into experts; choose predictor=none"
-                    )
-                scores = lookahead[self.row, site, j - 1]
-                known = np.flatnonzero(np.isfinite(scores).all(axis=1))
-                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(scores[known], self.top_k)
-        return experts, weights
-
-    @cached_property
-    def forecast_scores(self) -> FloatArray:
-        return _scores(self.forecasts[1])
-
-    def union(self, step: Step) -> Union:
-        """The needs of a step's rows at every site."""
-        rows = slice(step.start, step.stop)
-        experts, weights = self.chosen
-        return _union(experts[rows], weights[rows], self.scores[rows], self.experts)
-
-    def forecast_union(self, step: Step, j: int) -> Union:
-        """What site + j is forecast to need, listed by the site that forecasts."""
-        rows = slice(step.start, step.stop)
-        experts, weights = self.forecasts
-        return _union(
-            experts[rows, :, j - 1], weights[rows, :, j - 1], self.forecast_scores[rows, :, j - 1], self.experts
-        )
+        experts, weights = self.choices.forecasts
+        return self._by_run(experts), self._by_run(weights)
 
     def gate(self) -> StepGate:
         """A fresh gate object for one driver's walk through the steps."""
         return StepGate(self)
 
+    # ---- gates and their needs
+
+    @cached_property
+    def _first_gates(self) -> NDArray[np.int64]:
+        """By step, the tick of its first gate; and of the gate after the last step."""
+        return np.cumsum([0, *(len(step.sites) for step in self.steps)])
+
+    @cached_property
+    def num_gates(self) -> int:
+        return int(self._first_gates[-1])
+
+    @cached_property
+    def gate_step(self) -> NDArray[np.int64]:
+        """The step of each gate, by tick."""
+        return np.repeat(np.arange(len(self.steps)), np.diff(self._first_gates))
+
+    @cached_property
+    def gate_site(self) -> NDArray[np.int64]:
+        """The site of each gate, by tick."""
+        return np.fromiter(chain.from_iterable(step.sites for step in self.steps), np.int64, self.num_gates)
+
     @cached_property
     def needs(self) -> Needs:
         """Every need of the run, by tick, then in need order."""
-        one = np.array([step.start for step in self.steps if step.rows == 1], dtype=np.int64)
-        index = np.array([step.index for step in self.steps if step.rows == 1], dtype=np.int64)
-        experts, weights = (column[one] for column in self.chosen)
-        row, site, slot = np.nonzero(experts >= 0)
-        tick = index[row] * self.sites + site
-        columns = [np.stack([tick, experts[row, site, slot], np.ones_like(tick)])]
-        floats = [np.stack([weights[row, site, slot], self.scores[one][row, site, slot]])]
-        for step in self.steps:
-            if step.rows > 1:
-                union = self.union(step)
-                count = [len(needs) for needs in union.needs]
-                tick = np.repeat(step.index * self.sites + np.arange(self.sites), count)
-                columns.append(np.stack([tick, _flat(union.needs, np.int64), _flat(union.tokens, np.int64)]))
-                floats.append(np.stack([_flat(union.weights, np.float64), _flat(union.scores, np.float64)]))
-        ints, reals = np.concatenate(columns, axis=1), np.concatenate(floats, axis=1)
-        order = np.argsort(ints[0], kind="stable")
-        return Needs(*ints[:, order], *reals[:, order])
+        if not self.steps:
+            raise RuntimeError("where sequences arrive over time there are no steps, and no needs, before the run")
+        single = [step for step in self.steps if step.rows == 1]
+        parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
+        parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
+        tick, expert, tokens, weight, score = (
+            np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Needs)
+        )
+        order = np.argsort(tick, kind="stable")
+        return Needs(tick[order], expert[order], tokens[order], weight[order], score[order])
 
-    def schedule(self) -> list[list[int]]:
-        """The experts each gate needs, by tick, in need order."""
-        cuts = np.searchsorted(self.needs.tick, np.arange(1, len(self.steps) * self.sites))
+    def _needs_of(self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]) -> Needs:
+        # Gates are numbered within these steps first. A step's sites are consecutive: its gate there is base + site.
+        first = np.cumsum([0, *(len(step.sites) for step in steps)])
+        base = first[:-1] - np.array([step.sites[0] for step in steps])
+        rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
+        found = needs_of(
+            rows if self._place is None else self._places[rows],
+            np.repeat(base, [step.rows for step in steps]),
+            int(first[-1]),
+        )
+        ticks = np.concatenate([np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps])
+        return replace(found, tick=ticks[found.tick])
+
+    def _blocks(self) -> Iterator[list[Step]]:
+        """Steps of several rows, so many at a time that their unions fit a few MB."""
+        block: list[Step] = []
+        room = BLOCK_CELLS
+        for step in self.steps:
+            if step.rows == 1:
+                continue
+            cells = self.sites * (self.experts + step.rows * self.top_k)
+            if block and cells > room:
+                yield block
+                block, room = [], BLOCK_CELLS
+            block.append(step)
+            room -= cells
+        if block:
+            yield block
+
+    def experts_by_gate(self) -> list[list[int]]:
+        """The experts each gate needs, by tick, in need order. Raise ValueError where the steps depend on time."""
+        if self.is_timed:
+            raise ValueError(
+                "sequences arrive over time, so what each gate will need is not known before the run; "
+                "set workload.arrivals_per_s=null, or choose a cache that does not look ahead"
+            )
+        cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
 
 
-class RoutedChoice:
-    """A forecast for one site; reused from gate to gate."""
-
-    __slots__ = ("_gate", "_j", "needs", "site")
-
-    def __init__(self, gate: StepGate, j: int) -> None:
-        self._gate, self._j = gate, j
-        self.site = 0
-        self.needs: Sequence[int] = ()
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self._gate.forecast_of(self._j).tokens[self.site - self._j]
-
-    @property
-    def scores(self) -> Sequence[float]:
-        return self._gate.forecast_of(self._j).scores[self.site - self._j]
-
-    @property
-    def experts(self) -> IntArray:
-        return self._gate.rows_of(self._gate.workload.forecasts[0])[:, self._j - 1]
-
-    @property
-    def weights(self) -> FloatArray:
-        return self._gate.rows_of(self._gate.workload.forecasts[1])[:, self._j - 1]
+def _check_batching(batching: str, together: int, prefill_chunk: int | None, arrivals_per_s: float | None,
+                    arrivals: Sequence[int] | None) -> None:  # fmt: skip
+    if batching not in BATCHINGS:
+        raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
+    require_number("workload.together", together, minimum=1, whole=True)
+    if batching == "sequential" and together != 1:
+        raise ValueError(
+            f"workload.together={together} does not go with workload.batching=sequential, which runs one sequence at a "
+            f"time; choose workload.batching=static or continuous"
+        )
+    if batching != "recorded":
+        return
+    given = {"together": together if together != 1 else None, "prefill_chunk": prefill_chunk,
+             "arrivals_per_s": arrivals_per_s, "arrivals": arrivals}  # fmt: skip
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"workload.{name}={value} does not go with workload.batching=recorded, which keeps the trace's steps; "
+                f"choose workload.batching=sequential, static or continuous"
+            )
 
 
-class StepGate:
-    """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
-
-    __slots__ = (
-        "_depth", "_forecast_unions", "_forecasts", "_needs", "_num_sites", "_step", "_tokens", "_union",
-        "needs", "routes", "site", "step", "tick", "token", "workload",
-    )  # fmt: skip
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self._num_sites, self._depth = workload.sites, workload.depth
-        self.routes = [RoutedChoice(self, j) for j in range(workload.depth + 1)]
-        self.tick = -1
-        self.site = 0
-        self.needs: Sequence[int] = ()
-
-    def open(self, step: Step) -> None:
-        self._step, self.step, self.token = step, step.index, step.token
-        self._union: Union | None = None
-        self._forecasts: list[Sequence[Sequence[int]]] | None = None
-        self._forecast_unions: list[Union | None] = [None] * (self.workload.depth + 1)
-        if step.rows == 1:
-            self._needs: Sequence[Sequence[int]] = _without_dropped(self.workload.chosen[0][step.start])
-            self._tokens: Sequence[Sequence[int]] | None = None
-        else:
-            self._union = self.workload.union(step)
-            self._needs, self._tokens = self._union.needs, self._union.tokens
-
-    def visit(self, site: int) -> None:
-        self.tick += 1
-        self.site = site
-        self.needs = self._needs[site]
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return [1] * len(self.needs) if self._tokens is None else self._tokens[self.site]
-
-    def routed(self, j: int) -> RoutedChoice | None:
-        site = self.site
-        target = site + j
-        if target >= self._num_sites or j > self._depth:
-            return None
-        needs = (self._forecasts or self._forecast_needs())[j - 1][site]
-        if not needs:
-            return None
-        choice = self.routes[j]
-        choice.site, choice.needs = target, needs
-        return choice
-
-    def _forecast_needs(self) -> list[Sequence[Sequence[int]]]:
-        """By distance, then by the site that forecasts; made when a step is first asked for one."""
-        step, ahead = self._step, range(1, self._depth + 1)
-        if step.rows > 1:
-            needs = [self.forecast_of(j).needs for j in ahead]
-        else:
-            rows = self.workload.forecasts[0][step.start]
-            needs = [_without_dropped(rows[:, j - 1]) for j in ahead]
-        self._forecasts = [*needs]
-        return self._forecasts
-
-    def forecast_of(self, j: int) -> Union:
-        union = self._forecast_unions[j]
-        if union is None:
-            union = self._forecast_unions[j] = self.workload.forecast_union(self._step, j)
-        return union
-
-    def _full_union(self) -> Union:
-        if self._union is None:
-            self._union = self.workload.union(self._step)
-        return self._union
-
-    @property
-    def scores(self) -> Sequence[float]:
-        return self._full_union().scores[self.site]
-
-    def rows_of(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
-        return column[self._step.start : self._step.stop, self.site]
-
-    @property
-    def experts(self) -> IntArray:
-        return self.rows_of(self.workload.chosen[0])
-
-    @property
-    def weights(self) -> FloatArray:
-        return self.rows_of(self.workload.chosen[1])
-
-    def _column(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
-        return column[self.workload.row[self._step.start : self._step.stop]]
-
-    @property
-    def row_sequence(self) -> IntArray:
-        return self._column(self.workload.trace.sequence)
-
-    @property
-    def row_phase(self) -> IntArray:
-        return self._column(self.workload.trace.phase)
-
-    @property
-    def row_position(self) -> IntArray:
-        return self._column(self.workload.trace.position)
-
-    @property
-    def share(self) -> FloatArray | None:
-        shares = self.workload.trace.active_shares
-        return None if shares is None else shares[self.workload.row[self._step.start : self._step.stop], self.site]
-
-    def lookahead(self, j: int) -> FloatArray | None:
-        if j > self.workload.depth or self.site + j >= self.workload.sites:
-            return None
-        scores = self._column(self.workload.trace.lookahead[self.workload.norm][:, self.site, j - 1])
-        return scores if np.isfinite(scores).all() else None
+def _check_lookahead(trace: Trace, depth: int, norm: str) -> None:
+    have, name = trace.header.lookahead, trace.header.name
+    if depth == 0:
+        return
+    if have is None or have.depth < depth:
+        raise ValueError(
+            f"trace {name} records lookahead for {have.depth if have else 0} sites, but the predictor needs {depth}; "
+            f"capture with lookahead={depth}, or choose predictor=none or fewer predictor.sites"
+        )
+    if norm not in have.norms:
+        raise ValueError(f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}")
+    if not trace.lookahead:
+        raise ValueError(f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])")
 
 
-def _chosen(trace: Trace, split: str, exclude: Sequence[str], most: int | None) -> tuple[TraceSequence, ...]:
+def _chosen(trace: Trace, split: str, exclude: Sequence[str], most: int | None,
+            rows: NDArray[np.int32]) -> tuple[TraceSequence, ...]:  # fmt: skip
+    """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can take part."""
+    name = trace.header.name
     if split not in SPLITS:
         raise ValueError(f"unknown trace.split={split}; allowed: {', '.join(SPLITS)}")
-    chosen = [s for s in trace.header.sequences if split in ("all", s.split)]
+    known = sorted({flag for sequence in trace.header.sequences for flag in sequence.flags})
+    if unknown := [flag for flag in exclude if flag not in known]:
+        raise ValueError(
+            f"trace.exclude names {', '.join(unknown)}, but the sequences of trace {name} have the flags "
+            f"{', '.join(known) or '(none)'}; leave it out, or name one of these"
+        )
+    present = set(np.unique(rows).tolist())
+    chosen = [s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present]
     chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)][:most]
     if not chosen:
-        raise ValueError(f"trace {trace.header.name} has no sequences for split={split} without flags {list(exclude)}")
+        raise ValueError(f"trace {name} has no sequences for split={split} without flags {list(exclude)}")
     return tuple(chosen)
 
 
-def _without_dropped(rows: IntArray) -> list[list[int]]:
-    """Rows [S, K] in need order as lists, without the -1 at their ends."""
-    lists: list[list[int]] = rows.tolist()
-    if rows[:, -1].min() >= 0:
-        return lists
-    return [[expert for expert in row if expert >= 0] for row in lists]
-
-
-def _in_need_order(ids: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Each row by descending weight, then ascending id; -1 last, with weight 0."""
-    weights = np.where(ids < 0, np.float32(0), weights)
-    order = np.lexsort((ids, -weights, ids < 0), axis=-1)
-    return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
-
-
-def _scores(weights: FloatArray) -> FloatArray:
-    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts)."""
-    wide = weights.astype(np.float64)
-    total = wide.sum(-1, keepdims=True)
-    return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)
-
-
-def _union(experts: IntArray, weights: FloatArray, scores: FloatArray, num_experts: int) -> Union:
-    """The union of rows [R, S, K] at every site; one row keeps its own order."""
-    rows, sites, _ = experts.shape
-    if rows == 1:
-        kept = experts[0] >= 0
-        needs = [row[keep].tolist() for row, keep in zip(experts[0], kept, strict=True)]
-        return Union(needs, [[1] * len(row) for row in needs],
-                     [row[keep].tolist() for row, keep in zip(scores[0], kept, strict=True)],
-                     [row[keep].tolist() for row, keep in zip(weights[0], kept, strict=True)])  # fmt: skip
-    row, site, slot = np.nonzero(experts >= 0)
-    expert = experts[row, site, slot]
-    tokens = np.zeros((sites, num_experts), np.int64)
-    mass = np.zeros((sites, num_experts))
-    score = np.full((sites, num_experts), np.inf)
-    np.add.at(tokens, (site, expert), 1)
-    np.add.at(mass, (site, expert), weights[row, site, slot])
-    np.minimum.at(score, (site, expert), scores[row, site, slot])
-    order = np.argsort(-tokens, axis=1, kind="stable")
-    count = (tokens > 0).sum(axis=1)
-    picked = [order[s, : count[s]] for s in range(sites)]
-    return Union([p.tolist() for p in picked],
-                 [tokens[s, p].tolist() for s, p in enumerate(picked)],
-                 [score[s, p].tolist() for s, p in enumerate(picked)],
-                 [mass[s, p].tolist() for s, p in enumerate(picked)])  # fmt: skip
-
-
-def _flat(lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[np.generic]:
-    return np.array([value for values in lists for value in values], dtype=dtype)
+def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By row, the tokens of its sequence so far, itself included; padding is none."""
+    order = np.argsort(trace.sequence[rows], kind="stable")
+    tokens = trace.position[rows][order].astype(np.int64) + 1
+    # Each sequence is lifted above those before it, so that one running maximum serves all.
+    lift = np.cumsum(np.diff(trace.sequence[rows][order], prepend=-1) != 0) * (tokens.max(initial=0) + 1)
+    so_far = np.empty_like(tokens)
+    so_far[order] = np.maximum.accumulate(tokens + lift) - lift
+    return so_far

@@ -18,9 +18,9 @@ from sim.build import ROOT
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
     {"units", "types", "record"},
-    {"policies", "routing", "model", "hardware", "trace", "trace_header", "loader", "costs", "slots"},
+    {"policies", "routing", "model", "hardware", "trace", "trace_header", "trace_rows", "loader", "costs", "slots"},
     {"controller", "workload", "metrics", "calls", "frames", "stalls", "bounds", "intervals", "timeline", "synthesis",
-     "outputs", "run"},
+     "outputs", "run", "batching", "choices", "gates"},
     {"engine", "real.driver", "real.device"},
 )  # fmt: skip
 DRIVERS = {"engine", "real"}

@@ -238,7 +238,7 @@ def test_sequences_are_left_out_by_flag_and_by_number() -> None:
     ("choices", "message"),
     [
         ({"split": "test"}, r"unknown trace\.split=test; allowed: fit, eval, all"),
-        ({"batching": "continuous"}, r"workload\.batching=continuous is not built yet or unknown; allowed"),
+        ({"batching": "rolling"}, r"workload\.batching=rolling; allowed: recorded, sequential, static, continuous"),
     ],
 )
 def test_unknown_choices_are_refused_with_the_allowed_ones(choices: dict[str, str], message: str) -> None:
@@ -246,10 +246,10 @@ def test_unknown_choices_are_refused_with_the_allowed_ones(choices: dict[str, st
         Workload(both(), **({"split": "all"} | choices))  # type: ignore[arg-type]
 
 
-def test_the_schedule_lists_the_needs_of_every_gate_by_tick() -> None:
+def test_the_experts_of_every_gate_are_listed_by_tick() -> None:
     rows = routed(([3, 1], [0.75, 0.25]), ([1, 3], [0.75, 0.25]))
-    assert Workload(rows, split="all").schedule() == [[1, 3], [0, 1]]
-    assert Workload(routed(([-1, -1], [0.0, 0.0])), split="all").schedule() == [[], [0, 1]]
+    assert Workload(rows, split="all").experts_by_gate() == [[1, 3], [0, 1]]
+    assert Workload(routed(([-1, -1], [0.0, 0.0])), split="all").experts_by_gate() == [[], [0, 1]]
 
 
 def test_needs_are_in_the_order_in_which_gates_ask_for_them() -> None:

@@ -1,0 +1,202 @@
+"""What token-rows chose, what was forecast for them, and the unions of rows, in need order (docs/design.md section 2).
+
+Everything that can be computed for all rows at once in numpy is computed once; a step's lists of Python ints are made
+when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import FloatArray, IntArray
+from sim.trace import Trace
+
+Rows = slice | NDArray[np.int64]
+"""Which rows of a `Choices`: a run of them, or their numbers."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Columns over needs: gate, expert, rows that chose it, sum of their weights, smallest score."""
+
+    tick: IntArray
+    expert: IntArray
+    tokens: IntArray
+    weight: FloatArray
+    score: FloatArray
+
+
+class Union:
+    """The needs of S sites by one row or several: a list for each site, in need order."""
+
+    def __init__(self, needs: Needs, sites: int) -> None:
+        """``needs.tick`` is the site."""
+        self._needs = needs
+        self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
+
+    @cached_property
+    def needs(self) -> list[list[int]]:
+        expert: list[int] = self._needs.expert.tolist()
+        return [expert[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def tokens(self) -> list[list[int]]:
+        tokens: list[int] = self._needs.tokens.tolist()
+        return [tokens[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def scores(self) -> list[list[float]]:
+        score: list[float] = self._needs.score.tolist()
+        return [score[start:stop] for start, stop in pairwise(self._cuts)]
+
+
+class Choices:
+    """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts ``depth`` sites
+    ahead from the lookahead scores of ``norm``.
+    """
+
+    def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str) -> None:
+        self.trace, self.row, self.depth, self.norm = trace, row, depth, norm
+        self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+        encoder = trace.header.encoder_sites
+        self.reach = tuple(min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites))
+        """By site, how far its forecasts go: they end with its stack."""
+
+    @cached_property
+    def chosen(self) -> tuple[IntArray, FloatArray]:
+        """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1 with weight 0)."""
+        ids = self.trace.ids[self.row]
+        weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
+        order = need_order(ids, weights)
+        return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+
+    @cached_property
+    def scores(self) -> FloatArray:
+        """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
+        return _scores(self.chosen[1])
+
+    @cached_property
+    def forecasts(self) -> tuple[IntArray, FloatArray]:
+        """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        lookahead, name = self.trace.lookahead[self.norm], self.trace.header.name
+        experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
+        weights = np.zeros(experts.shape, np.float32)
+        for site, reach in enumerate(self.reach):
+            for j in range(1, reach + 1):
+                rule = self.trace.header.sites[site + j].rule
+                if rule is None:
+                    raise ValueError(
+                        f"trace {name} has no routing rule for site {site + j}, so lookahead scores "
+                        f"cannot be turned into experts; choose predictor=none"
+                    )
+                scores = lookahead[self.row, site, j - 1]
+                known = np.flatnonzero(np.isfinite(scores).all(axis=1))
+                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(scores[known], self.top_k)
+        return experts, weights
+
+    @cached_property
+    def forecast_scores(self) -> FloatArray:
+        return _scores(self.forecasts[1])
+
+    def union(self, rows: Rows) -> Union:
+        """The needs of ``rows`` at every site."""
+        return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites)
+
+    def forecast_union(self, rows: Rows, j: int) -> Union:
+        """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by the site that
+        forecasts.
+        """
+        of_j = rows, slice(None), j - 1
+        experts, weights, scores = self.forecasts[0][of_j], self.forecasts[1][of_j], self.forecast_scores[of_j]
+        needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
+        return Union(needs, self.sites)
+
+    def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
+        """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site, below ``gates``.
+
+        Rows with the same gates are united.
+        """
+        experts, weights, scores = self.chosen[0][rows], self.chosen[1][rows], self.scores[rows]
+        return _merged(experts, weights, scores, first, gates, self.experts)
+
+    def needs_apart(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
+        """The same for rows no two of which have a gate in common."""
+        return _apart(self.chosen[0][rows], self.chosen[1][rows], self.scores[rows], first)
+
+    def lists(self, row: int) -> list[list[int]]:
+        """The needs of one row, by site."""
+        needs: list[list[int]] = self.chosen[0][row].tolist()
+        return needs if self._is_whole[row] else _without_dropped(needs)
+
+    def forecast_lists(self, row: int) -> list[list[list[int]]]:
+        """What one row is forecast to need: by distance (from 1 on), then by the site that forecasts."""
+        ahead: list[list[list[int]]] = self.forecasts[0][row].swapaxes(0, 1).tolist()
+        if not self._is_whole_forecast[row]:
+            return [_without_dropped(needs) for needs in ahead]
+        for j, needs in enumerate(ahead, start=1):
+            for site in self._beyond[j]:
+                needs[site] = []
+        return ahead
+
+    @cached_property
+    def _beyond(self) -> list[list[int]]:
+        """By distance, the sites that have no site so far ahead."""
+        return [[site for site, reach in enumerate(self.reach) if reach < j] for j in range(self.depth + 1)]
+
+    @cached_property
+    def _is_whole(self) -> list[bool]:
+        """By row: no choice was dropped."""
+        return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
+
+    @cached_property
+    def _is_whole_forecast(self) -> list[bool]:
+        """By row: there is a forecast wherever there can be one."""
+        can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
+        return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
+
+
+def need_order(ids: IntArray, weights: FloatArray) -> NDArray[np.intp]:
+    """The places of each row's choices by descending weight, then ascending id; -1 last."""
+    return np.lexsort((ids, -weights, ids < 0), axis=-1)
+
+
+def _without_dropped(needs: list[list[int]]) -> list[list[int]]:
+    return [[expert for expert in row if expert >= 0] for row in needs]
+
+
+def _scores(weights: FloatArray) -> FloatArray:
+    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts)."""
+    wide = weights.astype(np.float64)
+    total = wide.sum(-1, keepdims=True)
+    return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)
+
+
+def _apart(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]) -> Needs:
+    """Rows [R, S, K] that share no gate keep their own order."""
+    gate = np.broadcast_to(first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape)
+    chosen = experts >= 0
+    kept = slice(None) if chosen.all() else chosen
+    tick = gate[kept].ravel()
+    return Needs(tick, experts[kept].ravel().astype(np.int64), np.ones(len(tick), np.int64),
+                 weights[kept].ravel().astype(np.float64), scores[kept].ravel())  # fmt: skip
+
+
+def _merged(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64], gates: int,
+            num_experts: int) -> Needs:  # fmt: skip
+    """The unions of rows [R, S, K] gate by gate; one row keeps its own order."""
+    apart = _apart(experts, weights, scores, first)
+    if len(experts) == 1:
+        return apart
+    cell = apart.tick * num_experts + apart.expert
+    tokens = np.bincount(cell, minlength=gates * num_experts)
+    weight: NDArray[np.float64] = np.bincount(cell, apart.weight, minlength=gates * num_experts)  # type: ignore[assignment]
+    lowest = np.full(gates * num_experts, np.inf)
+    np.minimum.at(lowest, cell, apart.score)
+    found = np.flatnonzero(tokens)
+    found = found[np.lexsort((-tokens[found], found // num_experts))]
+    return Needs(found // num_experts, found % num_experts, tokens[found], weight[found], lowest[found])
