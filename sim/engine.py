@@ -1,9 +1,9 @@
 """The simulator: a SimPy driver around the controller.
 
 SimPy is the clock and the event heap; the links (``sim.links``) and the compute stream are callback state machines with
-events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of a union served in waves, one
-where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract (docs/design.md
-section 3) through the priority of ``Environment.schedule``.
+events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of a union served in
+waves, one where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract
+(docs/design.md section 3) through the priority of ``Environment.schedule``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ import simpy
 
 from sim.controller import Controller
 from sim.costs import Durations
-from sim.links import ARRIVAL, CPU_DONE, GATE, LATER, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm, make_link
+from sim.links import (
+    ARRIVAL,
+    CPU_DONE,
+    GATE,
+    LATER,
+    NEED_DONE,
+    PREDICTION,
+    SEQUENCE_END,
+    SERVICE,
+    Alarm,
+    make_link,
+)  # fmt: skip
 from sim.loader import Transfer
 from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.types import Outcome, Step
@@ -61,9 +72,11 @@ class Engine:
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
         self.record = Record()
+        self.services: list[int] = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         self._wait = controller.loader.wait
+        self._is_as_ready = self._wait == "as_ready"
         geometry, host = controller.geometry, durations.host
         self._units = geometry.units
         self._sync_ns, self._issue_ns, self._wake_ns, self._post_ns = (
@@ -171,11 +184,11 @@ class Engine:
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
         self._dense_ns = self.durations.dense_ns(step)
-        self._sites = iter(step.sites)
-        self._begin_site(next(self._sites), now)
+        self._sites, self._at = step.sites, 0
+        self._begin_site(now)
 
-    def _begin_site(self, site: int, now: int) -> None:
-        self._site = site
+    def _begin_site(self, now: int) -> None:
+        site = self._site = self._sites[self._at]
         if self._streams_dense and not self._block_is_there():
             return
         self._gate_alarm.set(self._free_ns + self._dense_ns[site] + self._sync_ns - now, GATE)
@@ -194,9 +207,9 @@ class Engine:
             self._idle(self._free_ns + self._post_ns, HOST_TIME)
         free = self._free_ns
         self.record.end_ns.append(free)
-        site = next(self._sites, -1)
-        if site >= 0:
-            self._begin_site(site, now)
+        self._at += 1
+        if self._at < len(self._sites):
+            self._begin_site(now)
             return
         step = self._step
         assert step is not None
@@ -227,7 +240,9 @@ class Engine:
 
     def _close(self, now: int) -> None:
         """The run is over; what is still on a link is cut."""
-        record = self.record
+        record, services = self.record, self.services
+        (record.service_number, record.service_link, record.service_engine, record.service_urgent,
+         record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
         record.makespan_ns = now
         counts = np.diff([*self._first_rows, self._row])
         lookup_ns = np.repeat(np.array(record.gate_ns, np.int64), counts)
@@ -251,16 +266,26 @@ class Engine:
         self._first_rows.append(first)
         outcomes, waits = controller.gate(gate)
         self._row = first + len(outcomes)
-        if waits is None and self._is_simple_step and not controller.waiting:
-            # The common gate: one precision, and everything is there.
-            self._free_ns = now + len(outcomes) * self._one_token_ns[self._site]
-            self._poll(now)
-            self._end_site(now)
-            return
-        self._enter_gate(now)
-        self._take(outcomes, waits, first, now)
+        if self._is_simple_step and (waits is None or self._is_as_ready) and not controller.waiting:
+            self._compute_simply(outcomes, waits, first, now)
+        else:
+            self._enter_gate(now)
+            self._take(outcomes, waits, first, now)
         self._poll(now)
-        self._end_site_if_done(now)
+        if not (self._awaited or self._cpu or controller.waiting):
+            self._end_site(now)
+
+    def _compute_simply(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
+        """The common gate: one row, one precision, nothing but loads: what is there is computed at once."""
+        one_ns = self._one_token_ns[self._site]
+        if waits is None:
+            self._free_ns = now + len(outcomes) * one_ns
+            return
+        self._free_ns = now + (len(outcomes) - len(waits)) * one_ns
+        for key in self.controller.admitted:
+            if key in waits:
+                self._awaited[key] = row
+            row += 1
 
     def _enter_gate(self, now: int) -> None:
         """Host time before and after the gate, and what it starts besides its needs."""
@@ -297,7 +322,7 @@ class Engine:
                 if key in waits:
                     awaited[key] = row
             row += 1
-        if self._wait == "as_ready":
+        if self._is_as_ready:
             for key, of in zip(keys, rows, strict=True):
                 if key not in waits:
                     self._compute(key, of)
@@ -356,10 +381,7 @@ class Engine:
         self._later_lookups.append((row, self._row, now))
         self._take(outcomes, waits, row, now)
         self._poll(now)
-        self._end_site_if_done(now)
-
-    def _end_site_if_done(self, now: int) -> None:
-        if not (self._awaited or self._cpu or self.controller.waiting):
+        if not (self._awaited or self._cpu or controller.waiting):
             self._end_site(now)
 
     # ---- the CPU
@@ -406,19 +428,24 @@ class Engine:
             if key == self._awaited_block:
                 self._awaited_block = -1
                 self._wake(now, number)
-                self._begin_site(self._site, now)
+                self._begin_site(now)
 
     def _arrive(self, key: int, number: int, now: int) -> None:
         row = self._awaited.pop(key)
         self._arrivals.append((row, now))
-        for group in self._groups:
-            group.awaited.discard(key)
-        if self._groups and self._groups[0].awaited:
-            return
-        self._wake(now, number)
-        if self._wait == "as_ready":
+        if now > self._free_ns or self._groups:
+            for group in self._groups:
+                group.awaited.discard(key)
+            if self._groups and self._groups[0].awaited:
+                return
+            self._wake(now, number)
+        if not self._is_as_ready:
+            self._compute_groups()
+        elif self._is_simple_step:
+            self._free_ns += self._one_token_ns[self._site]
+        else:
             self._compute(key, row)
-        self._compute_groups()
         if self._releases:
             self._set_release()
-        self._end_site_if_done(now)
+        if not (self._awaited or self._cpu or self.controller.waiting):
+            self._end_site(now)

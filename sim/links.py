@@ -23,6 +23,7 @@ from sim.record import Record
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
 """Priorities above SimPy's own (0 and 1), in the order of equal times (docs/design.md section 3); a number is added."""
 LATER = ARRIVAL
+SERVICE = 6
 
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
@@ -46,6 +47,8 @@ class Machine(Protocol):
     controller: Controller
     durations: Durations
     record: Record
+    services: list[int]
+    """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a service."""
 
     def settle(self, link: int, now: int, order: int) -> None:
         """A call about a transfer of ``link`` was made, at ``order`` in the instant: poll the other links."""
@@ -60,6 +63,7 @@ class Link:
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
         self.controller, self.record, self._env = machine.controller, machine.record, machine.env
+        self._services = machine.services
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
@@ -90,26 +94,27 @@ class Link:
     def _order(self, transfer: Transfer) -> int:
         return TRANSFER_END + (transfer.number << 2) + self._rank
 
-    def _serve(self, transfer: Transfer, now: int) -> None:
+    def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         """Turn to an issued transfer."""
-        record = self.record
-        self._service = len(record.service_start_ns)
-        record.service_start_ns.append(now)
-        record.service_number.append(transfer.number)
-        record.service_link.append(self.index)
-        record.service_engine.append(0)
-        record.service_urgent.append(0 if transfer.prefetch and not transfer.urgent else 1)
-        record.service_bytes.append(transfer.left_bytes)
-        record.service_end_ns.append(-1)
+        ends = self.record.service_end_ns
+        self._service = len(ends)
+        urgent = 0 if transfer.prefetch and not transfer.urgent else 1
+        self._services += (transfer.number, self.index, engine, urgent, now, transfer.left_bytes)
+        ends.append(-1)
         self._set_end(transfer, now)
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
-        duration = self.service_ns(transfer)
-        self._alarm.set(duration, self._order(transfer))
+        duration = self._hop_ns.get(transfer.left_bytes, -1)
+        if duration < 0 or transfer.write_back:
+            duration = self.service_ns(transfer)
+        self._alarm.set(duration, TRANSFER_END + (transfer.number << 2) + self._rank)
         if self._forwards:
-            head = self._head_ns(transfer)
-            if head < duration:
-                Alarm(self._env, lambda _: self._on_head(transfer)).set(head, self._order(transfer))
+            self._set_head(transfer, duration)
+
+    def _set_head(self, transfer: Transfer, duration: int) -> None:
+        head = self._head_ns(transfer)
+        if head < duration:
+            Alarm(self._env, lambda _: self._on_head(transfer)).set(head, self._order(transfer))
 
     def service_ns(self, transfer: Transfer) -> int:
         """How long the transfer takes alone on this link, what it writes back included."""
@@ -199,7 +204,7 @@ class ChunkedLink(Link):
         moved = chunks * self._chunk_bytes
         record, issued = self.record, self.issued
         record.service_end_ns[self._service] = now
-        record.service_bytes[self._service] = moved
+        self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
         record.call_ns.append(now)
         issued.popleft()
@@ -255,8 +260,7 @@ class SharedLink(Link):
             transfer = self.issued.popleft()
             taken = {engine.number for engine in self._working}
             number = next(n for n in range(self._engines) if n not in taken)
-            self._serve(transfer, now)
-            self.record.service_engine[self._service] = number
+            self._serve(transfer, now, number)
             left = (self.service_ns(transfer) - self._latency_ns) * self._scale
             self._working.append(Engine(number, transfer, self._service, now + self._latency_ns, left))
 
