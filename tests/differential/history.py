@@ -4,66 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import simpy
+from differential.scenario import Cache, Key, Scenario
 
-from differential.scenario import Fixed, Key, Need, Scenario
-from differential.timeline import Kind
-
-
-@dataclass(frozen=True)
-class Readings:
-    """Sentences of docs/design.md that can be read in two ways; the defaults are how this reference reads them."""
-
-    refill_once: bool = True
-    """Section 3: `transfer_done` issues at most one transfer. Else it fills the link up, as a poll would."""
-    waves_in_call_order: bool = True
-    """Section 7, wait_all: what an earlier call admitted is computed first. Else the batch that is complete first."""
-    replace_spares_unadmitted: bool = False
-    """Section 4, step 9: `queue: replace` spares also the prefetches of needs that still wait for their wave."""
-    exhausted_budget_asks: bool = True
-    """Section 4, step 9: with `prefetch_budget: 0` the first forecast is asked for (and masked). Else none is."""
-    sequence_resets_gate: bool = False
-    """Section 5, weighted: T and l_i, too, are as before the first gate when a sequence begins."""
-    computes_served_precision: bool = True
-    """Section 7: an expert's compute time is that of the variant that serves. Else that of the wanted one."""
-
-
-@dataclass(eq=False)
-class Transfer:
-    """A variant on its way: queued, then issued (it has a number), then in service (it has a start), then ended."""
-
-    key: Key
-    kind: Kind
-    place: int
-    queued_ns: int
-    arrived: simpy.Event
-    needed: bool
-    number: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-    victims: tuple[Key, ...] = ()
-
-
-@dataclass(eq=False)
-class Admitted:
-    """A need that was admitted, the variant that serves it, and the transfer it waits for, if any."""
-
-    need: Need
-    wanted: int
-    key: Key
-    transfer: Transfer | None = None
+if TYPE_CHECKING:
+    from differential.ref_memory import Asked
 
 
 class History:
-    """What the victim orders look at: when and how often variants and experts were asked for, and when they came."""
+    """What a tier's victim order looks at: when and how often keys were asked for, and when they came.
 
-    def __init__(self, scenario: Scenario, readings: Readings) -> None:
+    `future`: the keys that will be asked for, for Belady.
+    """
+
+    def __init__(self, scenario: Scenario, cache: Cache, future: Sequence[Key] = ()) -> None:
         self.scenario = scenario
-        self.readings = readings
+        self.cache = cache
+        self.future = future
+        self.past = 0
         self.clock = 0
         self.recency: dict[Key, int] = {}
         self.inserted: dict[Key, int] = {}
@@ -72,14 +32,6 @@ class History:
         self.uses: Counter[tuple[int, int]] = Counter()
         self.high_uses: Counter[tuple[int, int]] = Counter()
         self.token, self.site = 1, 0
-        self.past = 0
-        wanted = scenario.selector.precision if isinstance(scenario.selector, Fixed) else 0
-        self.flattened: list[Key] = [
-            (wanted, site, need.expert)
-            for step in scenario.steps
-            for site, needs in enumerate(step.needs)
-            for need in needs
-        ]
 
     def _stamp(self) -> int:
         self.clock += 1
@@ -88,21 +40,29 @@ class History:
     def begin_sequence(self) -> None:
         for counter in (self.last_use, self.uses, self.high_uses):
             counter.clear()
-        if self.scenario.cache.name == "lfu_sequence":
+        if self.cache.name == "lfu_sequence":
             self.count.clear()
-        if self.readings.sequence_resets_gate:
-            self.token, self.site = 1, 0
 
-    def requested(self, admitted: Iterable[Admitted], token: int, site: int) -> None:
+    def requested(
+        self, asked: Sequence[Asked], token: int, site: int, ranks: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """The requests of one call, in need order. Token count and site are those of the gate even if it skips all."""
         self.token, self.site = token, site
-        for one in admitted:
+        self.asked_for(one.key for one in asked)
+        for one in asked:
             expert = one.key[1:]
-            self.recency[one.key] = self._stamp()
-            self.count[one.key] += 1
             self.last_use[expert] = token
             self.uses[expert] += one.need.tokens
             self.high_uses[expert] += one.need.tokens if one.wanted == 0 else 0
+        if self.cache.recency == "rows" and self.cache.name == "lru" and ranks is not None and len(ranks) > 1:
+            last = {expert: (row, rank) for row, experts in enumerate(ranks) for rank, expert in enumerate(experts)}
+            for one in sorted(asked, key=lambda one: last[one.need.expert]):
+                self.recency[one.key] = self._stamp()
+
+    def asked_for(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.recency[key] = self._stamp()
+            self.count[key] += 1
             self.past += 1
 
     def arrived(self, key: Key, enters_recent: bool) -> None:
@@ -111,7 +71,7 @@ class History:
             self.recency[key] = self._stamp()
 
     def evicted(self, key: Key) -> None:
-        if self.scenario.cache.name == "lfu_resident":
+        if self.cache.name == "lfu_resident":
             del self.count[key]
 
     def victims_first(self, keys: Iterable[Key]) -> list[Key]:
@@ -125,15 +85,15 @@ class History:
             "weighted": lambda key: (self.score(key), self.scenario.pack(key)),
             "belady": lambda key: (-self.next_request(key), -self.scenario.pack(key)),
         }
-        return sorted(keys, key=orders[self.scenario.cache.name])
+        return sorted(keys, key=orders[self.cache.name])
 
     def score(self, key: Key) -> float:
         """HOBBIT eq. 3, in the page's order of float operations."""
-        cache, expert = self.scenario.cache, key[1:]
+        cache, expert = self.cache, key[1:]
         r, f, h = self.last_use[expert], self.uses[expert], self.high_uses[expert]
         sites = self.scenario.sites
         near: float = 1 - ((key[1] - self.site + sites) % sites) / sites
         return ((cache.w_lru * r + cache.w_lfu * f) + cache.w_lhu * h) / self.token + cache.w_fld * near
 
     def next_request(self, key: Key) -> float:
-        return next((i for i in range(self.past, len(self.flattened)) if self.flattened[i] == key), math.inf)
+        return next((i for i in range(self.past, len(self.future)) if self.future[i] == key), math.inf)

@@ -1,552 +1,284 @@
 """An independent, idiomatic SimPy model of docs/design.md: slow, plain, and the judge of the production engine.
 
-Processes and resources, as a SimPy user would write them: the machine walks through steps and sites; every need is a
-process that waits for its variant and then for the compute resource; every issued transfer is a process that waits for
-the link. What a PriorityResource cannot say (a claim at issue, a dropped prefetch, a queue place that survives
-promotion) is written beside it, as a list sorted when it is asked.
+Processes and resources, as a SimPy user would write them: the compute stream walks through steps and sites; every need
+is a process that waits for its variant; the CPU is a resource; every service of a link is a process. What SimPy cannot
+say (a claim at issue, a dropped prefetch, a queue place that survives promotion) is written beside it, as a list that
+is sorted when it is asked.
 
-Events of the contract carry their class and number as SimPy priority, far above SimPy's own URGENT and NORMAL: whatever
-SimPy does to resume processes and to hand over resources at an instant is over before the contract's next event of that
-instant.
+This file is the compute stream (section 7). `ref_control` is the controller, `ref_moves` its transfers, `ref_links` the
+links, `ref_steps` the steps, `ref_memory` the tiers, `history` the victim orders, `stall` the idle time.
 
-Where the page allows more than one reading, `Readings` names the choice.
+READINGS lists where the page allows more than one reading, and which one this is.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
+from collections.abc import Callable
 
 import simpy
 
-from differential.history import Admitted, History, Readings, Transfer
-from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Scenario, Step
-from differential.timeline import (
+from differential.ref_clock import Clock, Process, Rank
+from differential.ref_control import Control
+from differential.ref_links import service_rows
+from differential.ref_memory import Asked, Transfer
+from differential.ref_steps import Planned, steps_of
+from differential.rows import (
     PREFETCH_OUTCOMES,
+    Cause,
     GateRow,
     IdleRow,
-    Kind,
     LookupRow,
+    StepRow,
     Timeline,
     TransferRow,
-    check,
-    split_stall,
 )
+from differential.scenario import SKIP, Scenario
+from differential.stall import split_stall
+from differential.timeline import check
 
-Process = Generator[simpy.Event, Any, None]
-
-
-class Rank(IntEnum):
-    """The classes of section 3, in their order at equal times; 1 and up, as SimPy's own priorities are 0 and 1."""
-
-    TRANSFER_END = 1
-    NEED_DONE = 2
-    END_SEQUENCE = 3
-    GATE = 4
-    BEGIN_SEQUENCE = 5
-
-
-class Moment(simpy.Event):  # type: ignore[misc]  # mypy skips simpy
-    """An event that is sure to happen, like a Timeout, but scheduled by whoever makes it."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        super().__init__(env)
-        self._ok, self._value = True, None
-
-
-@dataclass(eq=False)
-class Pool:
-    """Whole variants against a byte budget. `claimed` holds the slots of what is issued and has not arrived."""
-
-    capacity_bytes: int
-    resident: set[Key] = field(default_factory=set)
-    claimed: set[Key] = field(default_factory=set)
-
-
-@dataclass(eq=False)
-class Lookup:
-    tick: int
-    key: Key | None
-    wanted: int
-    outcome: str
-    lookup_ns: int
-    transfer: Transfer | None
-
-
-@dataclass(eq=False)
-class Busy:
-    """Work of the compute stream; it could not begin before these transfers had ended."""
-
-    start_ns: int
-    end_ns: int
-    awaited: tuple[Transfer, ...] = ()
+READINGS = ()
 
 
 class Reference:
     """One run. `run` below is the way in."""
 
-    def __init__(self, scenario: Scenario, readings: Readings) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.readings = readings
-        self.loader = scenario.loader
-        self.env = simpy.Environment()
-        self.wire = simpy.PriorityResource(self.env, capacity=1)
-        self.compute = simpy.Resource(self.env, capacity=1)
-        self.history = History(scenario, readings)
-        self.pools = [Pool(spec.capacity_bytes) for spec in scenario.pools]
-        for spec, pool in zip(scenario.pools, self.pools, strict=True):
-            for key in spec.initial:
-                pool.resident.add(key)
-                self.history.arrived(key, enters_recent=True)
-        # Of the link
-        self.queue: list[Transfer] = []
-        self.issued: list[Transfer] = []
-        self.places = 0
-        # Of the gates
-        self.pinned: set[Key] = set()
-        self.masked: dict[int, set[Key]] = {}
-        self.waiting: list[tuple[Need, int]] = []
+        self.loader, self.hosts = scenario.loader, scenario.host
+        self.clock = Clock()
+        self.env = self.clock.env
+        self.control = Control(scenario, self.clock)
+        self.cpu = simpy.Resource(self.env, capacity=1)
+        self.plan = steps_of(scenario)
+        # Of a site
+        self.ready: list[Asked] = []
+        self.batches: list[list[Asked]] = []
         self.unfinished = 0
-        self.site_end = self.env.event()
-        self.tick, self.site, self.token = -1, 0, 0
+        self.cpu_pending, self.cpu_submitted = 0, 0
+        self.news: simpy.Event | None = None
+        self.awaits: Callable[[], bool] = lambda: False
         # What is told afterwards
-        self.prefetched_unused: set[Key] = set()
-        self.prefetch: Counter[str] = Counter()
+        self.busy_ns = 0
         self.gates: list[GateRow] = []
-        self.lookups: list[Lookup] = []
-        self.transfers: list[Transfer] = []
-        self.busy: list[Busy] = []
+        self.steps: list[StepRow] = []
+        self.idle: list[IdleRow] = []
         self.sequence_ends: list[tuple[int, int]] = []
-        self.calls: list[tuple[int, str, int]] = []
-
-    # ---- the clock -------------------------------------------------------------------------------------------------
-
-    def at(self, rank: Rank, number: int, delay: int = 0) -> simpy.Event:
-        """An event of the contract, which takes place after everything of a lower class or number at its instant."""
-        event = Moment(self.env)
-        self.env.schedule(event, priority=rank << 48 | number, delay=delay)
-        return event
-
-    def say(self, call: str, number: int) -> None:
-        self.calls.append((self.now, call, number))
 
     @property
     def now(self) -> int:
-        return int(self.env.now)
+        return self.clock.now
 
-    # ---- processes -------------------------------------------------------------------------------------------------
+    # ---- the compute stream ----------------------------------------------------------------------------------------
 
     def machine(self) -> Process:
-        """The compute stream: sequences one after another, their steps, their sites."""
-        for step in self.scenario.steps:
-            if step.begins:
-                yield self.at(Rank.BEGIN_SEQUENCE, step.sequence)
-                self.say("begin_sequence", step.sequence)
-                self.history.begin_sequence()
-                self.poll()
-            for site in range(self.scenario.sites):
-                self.busy.append(Busy(self.now, self.now + step.dense_ns[site]))
-                yield self.at(Rank.GATE, self.tick + 1, delay=step.dense_ns[site])
-                gate_ns = self.now
-                self.start(self.gate(step, site))
-                self.poll()
-                yield self.site_end
-                self.gates.append(GateRow(self.tick, gate_ns, self.now))
-            self.busy.append(Busy(self.now, self.now + step.tail_ns))
-            if not step.ends:
-                yield self.env.timeout(step.tail_ns)
+        while True:
+            planned = self.plan.next(self.now)
+            if planned is not None:
+                yield from self.run_step(planned)
                 continue
-            yield self.at(Rank.END_SEQUENCE, step.sequence, delay=step.tail_ns)
-            self.say("end_sequence", step.sequence)
-            self.sequence_ends.append((step.sequence, self.now))
-            self.poll()
+            arrival = self.plan.next_arrival()
+            if arrival is None:
+                return
+            yield from self.stand(self.clock.at(Rank.BEGIN_SEQUENCE, delay=arrival - self.now), "no_request")
 
-    def start(self, admitted: list[Admitted]) -> None:
-        """Set to work what one call admitted: each need for itself (as_ready) or all together (wait_all)."""
-        if self.loader.wait == "as_ready":
-            for one in admitted:
-                self.env.process(self.batch([one]))
-        elif admitted:
-            self.env.process(self.batch(admitted))
+    def run_step(self, planned: Planned) -> Process:
+        step = planned.step
+        for sequence in planned.begins:
+            yield self.clock.at(Rank.BEGIN_SEQUENCE, sequence)
+            self.control.begin_sequence(sequence)
+        start_ns = self.now
+        for site in step.sites:
+            yield from self.run_site(planned, site)
+        yield from self.work(step.tail_ns)
+        self.steps.append(StepRow(start_ns, self.now, step.members))
+        for sequence in planned.ends:
+            yield self.clock.at(Rank.END_SEQUENCE, sequence)
+            self.control.end_sequence(sequence)
+            self.sequence_ends.append((sequence, self.now))
 
-    def batch(self, admitted: list[Admitted]) -> Process:
-        """Needs that are computed in need order after the last of their transfers has arrived."""
-        awaited = tuple(one.transfer for one in admitted if one.transfer)
-        everything_here = self.env.all_of([transfer.arrived for transfer in awaited])
-        keeps_its_turn = self.loader.wait == "wait_all" and self.readings.waves_in_call_order
-        if not keeps_its_turn and awaited:
-            yield everything_here
-        with self.compute.request() as turn:
-            yield turn
-            if keeps_its_turn and awaited:
-                yield everything_here
-            for one in admitted:
-                precision = one.key[0] if self.readings.computes_served_precision else one.wanted
-                duration = self.scenario.expert_ns(precision, one.need.tokens)
-                self.busy.append(Busy(self.now, self.now + duration, awaited))
-                yield self.at(Rank.NEED_DONE, len(self.busy), delay=duration)
-                self.finish(one)
+    def run_site(self, planned: Planned, site: int) -> Process:
+        """The parts (a) to (g) of section 7."""
+        step, control = planned.step, self.control
+        if self.loader.dense_slots and site not in control.dense_here:
+            block = control.dense_coming[site]
+            assert block
+            yield from self.stand(block.arrived, "dense", block)
+        yield from self.work(step.dense_ns[site])
+        yield from self.host(self.hosts.sync_ns)
+        yield self.clock.at(Rank.GATE, control.tick + 1)
+        gate_ns = self.now
+        self.start(control.gate(step, site))
+        if self.scenario.prediction_ns:
+            self.env.process(self.predict(control.tick))
+        yield from self.host(self.hosts.issue_ns)
+        yield from self.compute_needs()
+        yield from self.join_cpu()
+        yield from self.host(self.hosts.post_ns)
+        self.gates.append(GateRow(control.tick, len(self.steps), site, gate_ns, self.now))
 
-    def finish(self, one: Admitted) -> None:
-        """The end of a need's computation, which the controller hears only while needs wait for admission."""
-        if self.waiting:
-            self.start(self.need_done(one.key))
-            self.poll()
-        self.unfinished -= 1
-        if self.unfinished == 0:
-            self.site_end.succeed()
-
-    def carry(self, transfer: Transfer) -> Process:
-        """An issued transfer waits for the link, is served, and ends; its end and the issue of the next are one."""
-        assert transfer.number is not None
-        with self.wire.request(priority=transfer.number) as turn:
-            yield turn
-            transfer.start_ns = self.now
-            yield self.at(Rank.TRANSFER_END, transfer.number, delay=self.scenario.service_ns[transfer.key[0]])
-        self.transfer_done(transfer)
-
-    # ---- what is where ---------------------------------------------------------------------------------------------
-
-    def pool(self, key: Key) -> Pool:
-        found = [pool for spec, pool in zip(self.scenario.pools, self.pools, strict=True) if spec.covers(key)]
-        assert len(found) == 1, f"{key} must belong to one pool"
-        return found[0]
-
-    def bytes(self, keys: Iterable[Key]) -> int:
-        return sum(self.scenario.variant_bytes[precision] for precision, _, _ in keys)
-
-    def resident(self, key: Key) -> bool:
-        return key in self.pool(key).resident
-
-    def in_flight(self, key: Key) -> bool:
-        return any(transfer.key == key for transfer in self.issued)
-
-    def queued(self, key: Key) -> Transfer | None:
-        return next((transfer for transfer in self.queue if transfer.key == key), None)
-
-    def everything_masked(self) -> set[Key]:
-        return set().union(*self.masked.values())
-
-    def select(self, site: int, expert: int, score: float) -> int:
-        """The wanted precision, or SKIP."""
-        selector = self.scenario.selector
-        if isinstance(selector, Fixed):
-            return selector.precision
-        if score <= selector.low_above:
-            return 0
-        if score <= selector.skip_above:
-            return 1
-        here = [p for p in range(self.scenario.precisions) if self.resident((p, site, expert))]
-        return here[0] if here else SKIP
-
-    def serving(self, wanted: int, site: int, expert: int) -> Key:
-        """The key that serves a need or a forecast (section 4, step 4)."""
-        own: Key = (wanted, site, expert)
-        higher: list[Key] = [(p, site, expert) for p in range(wanted - 1, -1, -1)]
-        lower: list[Key] = [(p, site, expert) for p in range(wanted + 1, self.scenario.precisions)]
-        candidates = [own, *higher] + (lower if self.loader.low_for_high else [])
-        for key in candidates:
-            if self.resident(key):
-                return key
-        for key in [own, *higher]:
-            if self.in_flight(key):
-                return key
-        return own
-
-    # ---- calls of the controller -----------------------------------------------------------------------------------
-
-    def gate(self, step: Step, site: int) -> list[Admitted]:
-        """The steps 1 to 10 of section 4."""
-        self.tick, self.site, self.token = self.tick + 1, site, step.token
-        self.say("gate", self.tick)
-        self.pinned.clear()
-        self.masked.pop(site, None)
-        self.waiting = [(need, self.select(site, need.expert, need.score)) for need in step.needs[site]]
-        wanting = [(need, wanted) for need, wanted in self.waiting if wanted != SKIP]
-        serving = {self.serving(wanted, site, need.expert) for need, wanted in wanting}
-        self.unfinished = len(wanting)
-        self.site_end = self.env.event()
-        if not wanting:
-            self.site_end.succeed()
-        admitted = self.admit()
-        self.cancel(
-            transfer
-            for transfer in list(self.queue)
-            if transfer.kind == "prefetch"
-            and transfer.key not in serving
-            and (
-                self.loader.prefetch_budget == "until_next_gate"
-                or (self.loader.cancel_stale and transfer.key[1] == site)
-            )
-        )
-        asked = self.look_up(admitted)
-        self.history.requested(asked, step.token, site)
-        self.look_ahead(step, site)
-        return asked
-
-    def need_done(self, key: Key) -> list[Admitted]:
-        """Section 6: the key is unpinned and the next needs come in."""
-        self.say("need_done", self.scenario.pack(key))
-        self.pinned.discard(key)
-        admitted = self.look_up(self.admit())
-        self.history.requested(admitted, self.token, self.site)
-        return admitted
-
-    def transfer_done(self, transfer: Transfer) -> None:
-        """A variant has arrived; the next transfer is issued in the same call."""
-        assert transfer.number is not None
-        self.say("transfer_done", transfer.number)
-        transfer.end_ns = self.now
-        pool = self.pool(transfer.key)
-        pool.claimed.remove(transfer.key)
-        pool.resident.add(transfer.key)
-        self.issued.remove(transfer)
-        unasked = transfer.kind == "prefetch" and not transfer.needed
-        self.history.arrived(transfer.key, enters_recent=unasked)
-        if unasked:
-            self.prefetched_unused.add(transfer.key)
-        transfer.arrived.succeed()
-        if self.readings.refill_once:
-            self.issue()
-        else:
-            self.poll()
-
-    def poll(self) -> None:
-        while len(self.issued) < self.loader.in_flight and self.issue():
-            pass
-
-    # ---- parts of a gate -------------------------------------------------------------------------------------------
-
-    def admit(self) -> list[Admitted | None]:
-        """Needs come in, in need order, until one does not fit beside what is pinned; None is a skipped one."""
-        admitted: list[Admitted | None] = []
-        while self.waiting:
-            need, wanted = self.waiting[0]
-            if wanted == SKIP:
-                admitted.append(None)
-            else:
-                key = self.serving(wanted, self.site, need.expert)
-                pool = self.pool(key)
-                beside = {other for other in self.pinned if self.pool(other) is pool}
-                if self.bytes(beside | {key}) > pool.capacity_bytes:
-                    break
-                self.pinned.add(key)
-                admitted.append(Admitted(need, wanted, key))
-            self.waiting.pop(0)
-        return admitted
-
-    def look_up(self, admitted: list[Admitted | None]) -> list[Admitted]:
-        """Section 5. Answers the needs that were not skipped."""
-        for one in admitted:
+    def compute_needs(self) -> Process:
+        """Part (e). A CPU result that lets further needs in wakes the stream, too."""
+        while self.unfinished or self.control.waiting:
+            one = self.take_need()
             if one is None:
-                self.lookups.append(Lookup(self.tick, None, SKIP, "skip", self.now, None))
+                yield from self.stand_until(lambda: bool(self.next_batch()))
                 continue
-            outcome = self.outcome(one)
-            self.lookups.append(Lookup(self.tick, one.key, one.wanted, outcome, self.now, one.transfer))
-        return [one for one in admitted if one]
+            precision = one.key[0]
+            yield from self.work(self.scenario.expert_ns(precision, one.need.tokens))
+            self.unfinished -= 1
+            if self.control.waiting:
+                self.start(self.control.need_done(one.key))
 
-    def outcome(self, one: Admitted) -> str:
-        """Name the lookup's outcome; what is not resident makes the need wait for a transfer."""
-        if self.resident(one.key):
-            if one.key in self.prefetched_unused:
-                self.prefetched_unused.remove(one.key)
-                self.prefetch["used"] += 1
-            if one.key[0] == one.wanted:
-                return "hit"
-            return "high_for_low" if one.key[0] < one.wanted else "low_for_high"
-        for transfer in self.issued:
-            if transfer.key == one.key:
-                return self.wait_late(one, transfer)
-        waiting = self.queued(one.key)
-        if waiting is None:
-            one.transfer = self.enqueue(one.key, "demand")
-            return "miss"
-        assert waiting.kind == "prefetch", "no demand outlives its gate"
-        if not self.loader.promote:
-            return self.wait_late(one, waiting)
-        self.queue.remove(waiting)
-        self.prefetch["promoted"] += 1
-        one.transfer = self.enqueue(one.key, "demand", place=None if self.loader.demand_first else waiting.place)
-        return "promoted"
+    def join_cpu(self) -> Process:
+        """Part (f)."""
+        if self.cpu_pending:
+            yield from self.stand_until(lambda: self.cpu_pending == 0)
 
-    def wait_late(self, one: Admitted, transfer: Transfer) -> str:
-        assert transfer.kind == "prefetch", "no demand outlives its gate"
-        assert not transfer.needed
-        one.transfer = transfer
-        transfer.needed = True
-        self.prefetch["late"] += 1
-        return "late"
+    def work(self, duration: int) -> Process:
+        self.busy_ns += duration
+        yield self.clock.at(Rank.NEED_DONE, delay=duration)
 
-    def look_ahead(self, step: Step, site: int) -> None:
-        """Step 9: ask the predictor, nearest site first, as long as depth and budget let it."""
-        budget = self.loader.prefetch_budget
-        left = budget if isinstance(budget, int) else math.inf
-        replaced = False
-        if left == 0 and not self.readings.exhausted_budget_asks:
-            return
-        for ahead, forecast in enumerate(step.forecasts[site][: self.loader.lookahead], start=1):
-            if forecast is None:
-                return
-            self.masked.pop(site + ahead, None)
-            if self.loader.queue == "replace" and not replaced:
-                replaced = True
-                spared = self.unadmitted_keys() if self.readings.replace_spares_unadmitted else set()
-                self.cancel(
-                    transfer
-                    for transfer in list(self.queue)
-                    if transfer.kind == "prefetch" and not transfer.needed and transfer.key not in spared
-                )
-            keys = self.foreseen(site + ahead, forecast)
-            self.masked[site + ahead] = set(keys)
-            all_resident = all(self.resident(key) for key in keys)
-            for key in keys:
-                if left > 0 and not (self.resident(key) or self.in_flight(key) or self.queued(key)):
-                    self.enqueue(key, "prefetch")
-                    self.prefetch["queued"] += 1
-                    left -= 1
-            if left == 0 or (self.loader.depth == "first_missing" and not all_resident):
-                return
+    def host(self, duration: int) -> Process:
+        if duration:
+            self.idle.append(IdleRow(self.now, self.now + duration, "host"))
+            yield self.clock.at(Rank.NEED_DONE, delay=duration)
 
-    def foreseen(self, site: int, forecast: tuple[Forecast, ...]) -> list[Key]:
-        wanted = [(self.select(site, one.expert, one.score), one.expert) for one in forecast]
-        return [self.serving(precision, site, expert) for precision, expert in wanted if precision != SKIP]
+    # ---- standing idle ---------------------------------------------------------------------------------------------
 
-    def unadmitted_keys(self) -> set[Key]:
-        return {self.serving(wanted, self.site, need.expert) for need, wanted in self.waiting if wanted != SKIP}
+    def stand(self, event: simpy.Event, cause: Cause, transfer: Transfer | None = None) -> Process:
+        """Idle until that event. Only who stood for some time must be woken."""
+        start_ns = self.now
+        yield event
+        yield from self.wake(start_ns, cause, transfer)
 
-    # ---- the link --------------------------------------------------------------------------------------------------
+    def stand_until(self, condition: Callable[[], bool]) -> Process:
+        """Idle until something makes this true, or a CPU result lets further needs in."""
+        start_ns = self.now
+        self.news, self.awaits = self.env.event(), condition
+        cause, transfer = yield self.news
+        yield from self.wake(start_ns, cause, transfer)
 
-    def enqueue(self, key: Key, kind: Kind, place: int | None = None) -> Transfer:
-        self.places += 1
-        transfer = Transfer(
-            key, kind, self.places if place is None else place, self.now, self.env.event(), needed=kind == "demand"
-        )
-        self.queue.append(transfer)
-        return transfer
+    def tell(self, cause: Cause, transfer: Transfer | None = None, at_once: bool = False) -> None:
+        """Something has arrived: does it end the idle interval?"""
+        if self.news is not None and (at_once or self.awaits()):
+            self.news.succeed((cause, transfer))
+            self.news = None
 
-    def cancel(self, transfers: Iterable[Transfer]) -> None:
-        for transfer in transfers:
-            assert transfer.kind == "prefetch"
-            assert not transfer.needed
-            self.queue.remove(transfer)
-            self.prefetch["cancelled"] += 1
+    def wake(self, start_ns: int, cause: Cause, transfer: Transfer | None) -> Process:
+        if self.now > start_ns:
+            number = -1 if transfer is None or transfer.number is None else transfer.number
+            self.idle.append(IdleRow(start_ns, self.now, cause, number))
+            yield from self.host(self.hosts.wake_ns)
 
-    def in_order(self) -> list[Transfer]:
-        """The queue as the link sees it: demands before prefetches (or not), first in first out."""
-        return sorted(self.queue, key=lambda t: (self.loader.demand_first and t.kind == "prefetch", t.place))
+    # ---- the needs of a gate ---------------------------------------------------------------------------------------
 
-    def issue(self) -> bool:
-        """Issue the next transfer if its slot can be claimed; prefetches that find none are dropped on the way."""
-        for transfer in self.in_order():
-            victims = self.victims(transfer)
-            if victims is not None:
-                self.queue.remove(transfer)
-                self.claim(transfer, victims)
-                self.env.process(self.carry(transfer))
-                return True
-            if transfer.needed:
-                return False
-            self.queue.remove(transfer)
-            self.prefetch["dropped_no_slot"] += 1
-        return False
+    def start(self, admitted: list[Asked]) -> None:
+        """Set to work what one call admitted; what the placement leaves out has ended at once."""
+        own = [one for one in admitted if one.outcome not in ("skip", "cpu")]
+        self.unfinished += len(own)
+        if self.loader.wait == "wait_all":
+            self.batches += [own] if own else []
+        elif self.loader.wait == "in_order":
+            self.batches += [[one] for one in own]
+        for one in admitted:
+            if one.outcome == "cpu":
+                self.cpu_pending += 1
+                self.cpu_submitted += 1
+                self.env.process(self.on_cpu(one, self.cpu_submitted))
+            elif one.transfer is None:
+                self.has_come(one)
+            else:
+                self.env.process(self.need(one, one.transfer))
+        for one in admitted:
+            if one.outcome == "skip" and one.wanted != SKIP and self.control.waiting:
+                self.start(self.control.need_done(one.key))
 
-    def victims(self, transfer: Transfer) -> list[Key] | None:
-        """The keys that must go for it to be issued, in the order of their going; None if too few may go."""
-        pool = self.pool(transfer.key)
-        lacking = self.bytes([transfer.key]) - (pool.capacity_bytes - self.bytes(pool.resident | pool.claimed))
-        ordered = self.history.victims_first(pool.resident - self.pinned)
-        masked = self.everything_masked()
-        candidates = [key for key in ordered if key not in masked]
-        if transfer.needed:
-            candidates += [key for key in ordered if key in masked]
-        victims: list[Key] = []
-        for key in candidates:
-            if self.bytes(victims) >= lacking:
-                break
-            victims.append(key)
-        return victims if self.bytes(victims) >= lacking else None
+    def need(self, one: Asked, transfer: Transfer) -> Process:
+        last = yield transfer.arrived
+        self.has_come(one)
+        self.tell("transfer", last)
 
-    def claim(self, transfer: Transfer, victims: list[Key]) -> None:
-        pool = self.pool(transfer.key)
-        for key in victims:
-            pool.resident.remove(key)
-            self.history.evicted(key)
-            if key in self.prefetched_unused:
-                self.prefetched_unused.remove(key)
-                self.prefetch["evicted_unused"] += 1
-        pool.claimed.add(transfer.key)
-        assert self.bytes(pool.resident | pool.claimed) <= pool.capacity_bytes
-        transfer.victims = tuple(victims)
-        transfer.number = len(self.transfers)
-        self.transfers.append(transfer)
-        self.issued.append(transfer)
-        if transfer.kind == "prefetch":
-            self.prefetch["started"] += 1
+    def has_come(self, one: Asked) -> None:
+        one.ready_ns = self.now
+        if self.loader.wait == "as_ready" and one.outcome != "skip":
+            self.batches.append([one])
+
+    def next_batch(self) -> list[Asked] | None:
+        """The needs that are computed next, if all of them are there."""
+        if self.batches and all(one.ready_ns is not None for one in self.batches[0]):
+            return self.batches[0]
+        return None
+
+    def take_need(self) -> Asked | None:
+        batch = self.next_batch()
+        if batch is None:
+            return None
+        one = batch.pop(0)
+        if not batch:
+            self.batches.pop(0)
+        return one
+
+    def on_cpu(self, one: Asked, number: int) -> Process:
+        """A need on the CPU, and its result's way back."""
+        placement = self.scenario.placement
+        assert placement
+        with self.cpu.request() as turn:
+            yield turn
+            yield self.clock.at(Rank.CPU_DONE, number, delay=placement.time_ns(one.need.tokens))
+        one.ready_ns = self.now
+        self.cpu_pending -= 1
+        self.control.cpu_done(one.key)
+        lets_in = bool(self.control.waiting)
+        if lets_in:
+            self.start(self.control.need_done(one.key))
+        self.tell("cpu_join", at_once=lets_in)
+
+    def predict(self, tick: int) -> Process:
+        yield self.clock.at(Rank.PREDICTION, tick, delay=self.scenario.prediction_ns)
+        self.control.prediction_ready(tick)
 
     # ---- afterwards ------------------------------------------------------------------------------------------------
 
     def run(self) -> Timeline:
         self.env.run(until=self.env.process(self.machine()))
         makespan = self.now
-        self.cancel([transfer for transfer in self.queue if transfer.kind == "prefetch"])
-        assert not self.queue, "a demand was left"
-        for transfer in self.issued:
-            transfer.start_ns = makespan if transfer.start_ns is None else transfer.start_ns
-            transfer.end_ns = makespan
-        self.prefetch["unused_at_end"] += len(self.prefetched_unused)
-        self.prefetch["unused_at_end"] += sum(t.kind == "prefetch" and not t.needed for t in self.issued)
-        pack = self.scenario.pack
+        control, pack = self.control, self.scenario.pack
+        prefetch = control.finish()
         transfers = tuple(
-            TransferRow(
-                number=_set(t.number),
-                key=pack(t.key),
-                kind=t.kind,
-                queued_ns=t.queued_ns,
-                start_ns=_set(t.start_ns),
-                end_ns=_set(t.end_ns),
-                victims=tuple(pack(key) for key in t.victims),
-            )
-            for t in self.transfers
+            TransferRow(_set(t.number), pack(t.key), t.kind, t.moved, tuple(map(pack, t.victims)), tuple(t.hops))
+            for t in control.transfers
         )
         lookups = tuple(
             LookupRow(
-                look.tick,
-                SKIP if look.key is None else pack(look.key),
-                look.wanted,
-                look.outcome,
-                look.lookup_ns,
-                _set(look.transfer.end_ns) if look.transfer else look.lookup_ns,
+                one.tick,
+                SKIP if one.wanted == SKIP else pack(one.key),
+                one.wanted,
+                one.outcome,
+                one.lookup_ns,
+                _set(one.ready_ns),
             )
-            for look in self.lookups
+            for one in control.lookups
         )
-        idle = self.idle()
+        services = service_rows(control.log)
+        completes = {_set(t.number): _set(t.completes.number) for t in control.transfers if t.completes}
         return Timeline(
             gates=tuple(self.gates),
             lookups=lookups,
+            services=services,
             transfers=transfers,
-            prefetch={name: self.prefetch[name] for name in PREFETCH_OUTCOMES},
+            steps=tuple(self.steps),
+            prefetch={name: prefetch[name] for name in PREFETCH_OUTCOMES},
             makespan_ns=makespan,
-            busy_ns=sum(work.end_ns - work.start_ns for work in self.busy),
-            stall=split_stall(idle, transfers),
+            busy_ns=self.busy_ns,
+            stall=split_stall(self.scenario, self.idle, services, transfers, completes),
             sequence_ends=tuple(self.sequence_ends),
-            idle=idle,
-            calls=tuple(self.calls),
+            ram_lookups=tuple(control.ram_lookups),
+            ram_evictions=tuple(control.ram_evictions),
+            trimmed=tuple(control.trimmed),
+            exchanged=tuple(control.exchanged),
+            idle=tuple(self.idle),
+            calls=tuple(self.clock.calls),
         )
-
-    def idle(self) -> tuple[IdleRow, ...]:
-        """The gaps between works, each with the last of the transfers that the work after it waited for."""
-        gaps = []
-        for before, after in zip(self.busy, self.busy[1:], strict=False):
-            assert before.end_ns <= after.start_ns, "one compute stream"
-            if before.end_ns < after.start_ns:
-                closing = [_set(t.number) for t in after.awaited if t.end_ns == after.start_ns]
-                assert closing, "only an arrival ends an idle interval"
-                gaps.append(IdleRow(before.end_ns, after.start_ns, max(closing)))
-        return tuple(gaps)
 
 
 def _set(value: int | None) -> int:
@@ -554,8 +286,8 @@ def _set(value: int | None) -> int:
     return value
 
 
-def run(scenario: Scenario, readings: Readings | None = None) -> Timeline:
+def run(scenario: Scenario) -> Timeline:
     """Simulate the scenario and check the result's invariants."""
-    timeline = Reference(scenario, readings or Readings()).run()
+    timeline = Reference(scenario).run()
     check(scenario, timeline)
     return timeline

@@ -1,174 +1,221 @@
-"""What a run's timeline consists of, how its idle time splits, and what must hold of any of them."""
+"""What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the timeline's rows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter, defaultdict
+from fractions import Fraction
+from itertools import pairwise
 
+from differential.ref_steps import steps_of
+from differential.rows import OUTCOMES, ServiceRow, Timeline, TransferRow
 from differential.scenario import SKIP, Scenario
-
-Kind = Literal["demand", "prefetch"]
-OUTCOMES = ("hit", "high_for_low", "low_for_high", "late", "promoted", "miss", "skip")
-PREFETCH_OUTCOMES = (
-    "queued",
-    "started",
-    "used",
-    "late",
-    "evicted_unused",
-    "unused_at_end",
-    "dropped",
-    "promoted",
-    "cancelled",
-    "dropped_no_slot",
-)
-STALL_PARTS = ("demand", "late_prefetch", "behind_demand", "behind_prefetch", "no_slot")
-
-
-@dataclass(frozen=True)
-class GateRow:
-    tick: int
-    gate_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True)
-class LookupRow:
-    tick: int
-    key: int
-    wanted: int
-    outcome: str
-    lookup_ns: int
-    ready_ns: int
-
-
-@dataclass(frozen=True)
-class TransferRow:
-    number: int
-    key: int
-    kind: Kind
-    queued_ns: int
-    start_ns: int
-    end_ns: int
-    victims: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class IdleRow:
-    """An idle interval of the compute stream and the number of the transfer whose end closed it."""
-
-    start_ns: int
-    end_ns: int
-    transfer: int
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What happened, in plain numbers. `calls` and `idle` help to find a difference; they need not be compared."""
-
-    gates: tuple[GateRow, ...]
-    lookups: tuple[LookupRow, ...]
-    transfers: tuple[TransferRow, ...]
-    prefetch: dict[str, int]
-    makespan_ns: int
-    busy_ns: int
-    stall: dict[str, int]
-    sequence_ends: tuple[tuple[int, int], ...]
-    idle: tuple[IdleRow, ...] = ()
-    calls: tuple[tuple[int, str, int], ...] = ()
-
-
-def split_stall(idle: Iterable[IdleRow], transfers: tuple[TransferRow, ...]) -> dict[str, int]:
-    """Section 8: walk back from the end of each idle interval, along the transfer that closed it, to its start."""
-    parts = dict.fromkeys(STALL_PARTS, 0)
-    for gap in idle:
-        closing = transfers[gap.transfer]
-        assert closing.end_ns == gap.end_ns
-        assert closing.queued_ns <= gap.start_ns, "the chain must reach the start of the interval"
-        parts["demand" if closing.kind == "demand" else "late_prefetch"] += _overlap(closing, gap.start_ns, gap.end_ns)
-        before = max(gap.start_ns, closing.start_ns)
-        served = 0
-        for other in transfers:
-            if other.number != closing.number:
-                shared = _overlap(other, gap.start_ns, before)
-                parts["behind_demand" if other.kind == "demand" else "behind_prefetch"] += shared
-                served += shared
-        parts["no_slot"] += before - gap.start_ns - served
-    return parts
-
-
-def _overlap(transfer: TransferRow, start_ns: int, end_ns: int) -> int:
-    return max(0, min(transfer.end_ns, end_ns) - max(transfer.start_ns, start_ns))
 
 
 def check(scenario: Scenario, timeline: Timeline) -> None:
-    """What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the timeline's rows."""
+    _check_steps(scenario, timeline)
+    _check_services(scenario, timeline)
     _check_transfers(scenario, timeline)
     _check_slots(scenario, timeline)
-    _check_gates(scenario, timeline)
+    _check_ram(scenario, timeline)
     _check_counts(timeline)
-    assert sum(timeline.stall.values()) == timeline.makespan_ns - timeline.busy_ns
-    assert min(timeline.stall.values()) >= 0
+    _check_idle(timeline)
+
+
+def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
+    """Steps and gates follow each other; lookups are in their gate, in need order; what is waited for has come."""
+    plan, clock = steps_of(scenario), 0
+    gates, lookups, ends = list(timeline.gates), list(timeline.lookups), []
+    arrivals = {(row.number, row.end_ns) for row in timeline.services if row.link == 0}
+    landed = {(timeline.transfers[number].key, end_ns) for number, end_ns in arrivals}
+    for index, row in enumerate(timeline.steps):
+        planned = plan.next(clock) or plan.next(row.start_ns)
+        assert planned
+        assert row.sequences == planned.step.members
+        assert clock <= row.start_ns
+        clock = row.start_ns
+        for site in planned.step.sites:
+            gate = gates.pop(0)
+            assert (gate.tick, gate.step, gate.site) == (len(timeline.gates) - len(gates) - 1, index, site)
+            assert clock + planned.step.dense_ns[site] + scenario.host.sync_ns <= gate.gate_ns
+            assert gate.gate_ns + scenario.host.issue_ns + scenario.host.post_ns <= gate.end_ns
+            clock = gate.end_ns
+            for need in planned.step.needs[site]:
+                look = lookups.pop(0)
+                assert look.tick == gate.tick
+                assert look.outcome in OUTCOMES
+                assert gate.gate_ns <= look.lookup_ns <= look.ready_ns <= gate.end_ns
+                if look.key == SKIP:
+                    assert (look.outcome, look.wanted) == ("skip", SKIP)
+                else:
+                    assert scenario.unpack(look.key)[1:] == (site, need.expert)
+                if look.outcome in ("late", "promoted", "miss"):
+                    assert (look.key, look.ready_ns) in landed
+                elif look.outcome == "cpu":
+                    assert scenario.placement
+                    assert look.ready_ns - look.lookup_ns >= scenario.placement.time_ns(need.tokens)
+                else:
+                    assert look.ready_ns == look.lookup_ns
+        assert row.end_ns == clock + planned.step.tail_ns
+        clock = row.end_ns
+        ends += [(sequence, clock) for sequence in planned.ends]
+    assert not gates
+    assert not lookups
+    assert plan.next(clock) is None
+    assert plan.next_arrival() is None
+    assert list(timeline.sequence_ends) == ends
+    assert timeline.makespan_ns == clock
+
+
+def _check_services(scenario: Scenario, timeline: Timeline) -> None:
+    """An engine serves one at a time, the lowest free one first, each for exactly its time or its share of it."""
+    assert all(a.start_ns <= b.start_ns for a, b in pairwise(timeline.services))
+    for link in range(scenario.hops):
+        rows = [row for row in timeline.services if row.link == link]
+        free = [0] * scenario.engines(link)
+        for row in rows:
+            assert 0 <= row.engine < len(free)
+            assert free[row.engine] <= row.start_ns <= timeline.makespan_ns
+            assert all(free[lower] > row.start_ns or free[lower] < 0 for lower in range(row.engine)) or _at_one(rows)
+            free[row.engine] = timeline.makespan_ns if row.end_ns < 0 else row.end_ns
+        _check_durations(scenario, timeline, rows)
+
+
+def _at_one(rows: list[ServiceRow]) -> bool:
+    """Whether any service takes no time: what is free at one instant then depends on the order within it."""
+    times = [ns for row in rows for ns in (row.start_ns, row.end_ns)]
+    return len(set(times)) < len(times)
+
+
+def _check_durations(scenario: Scenario, timeline: Timeline, rows: list[ServiceRow]) -> None:
+    """Integrate each service's share of the link, 1/m of what is active, to what it had to do beyond its latency."""
+    if not rows:
+        return
+    link = rows[0].link
+    latency = scenario.latency_ns(link)
+    spans = [(row.start_ns + latency, timeline.makespan_ns if row.end_ns < 0 else row.end_ns) for row in rows]
+    changes = sorted({ns for span in spans for ns in span})
+    for row, (begins, ends) in zip(rows, spans, strict=True):
+        work = _duration(scenario, timeline, row) - latency
+        done, last = Fraction(0), Fraction(0)
+        for a, b in pairwise(changes):
+            if begins <= a and b <= ends:
+                last = Fraction(1, sum(x <= a and b <= y for x, y in spans))
+                done += (b - a) * last
+        if row.end_ns < 0:
+            assert done <= work
+        else:
+            assert ends >= begins
+            assert done >= work
+            assert done - last < work or not work
+
+
+def _duration(scenario: Scenario, timeline: Timeline, row: ServiceRow) -> int:
+    time = scenario.hop_ns(row.link, row.bytes)
+    if row.link == 0 and scenario.loader.write_back:
+        victims = timeline.transfers[row.number].victims
+        time += sum(scenario.hop_ns(0, scenario.size(scenario.unpack(victim))) for victim in victims)
+    return time
 
 
 def _check_transfers(scenario: Scenario, timeline: Timeline) -> None:
-    """Served one at a time, in order of number, never idle while something waits, for exactly their service time."""
-    free_ns = 0
+    """Hops follow each other inwards; every byte is moved once on every link; nothing moves before it is queued."""
+    services: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
+    for row in timeline.services:
+        services[row.number, row.link].append(row)
     for number, transfer in enumerate(timeline.transfers):
         assert transfer.number == number
-        assert 0 <= transfer.queued_ns <= transfer.start_ns <= transfer.end_ns <= timeline.makespan_ns
-        assert transfer.start_ns == max(free_ns, transfer.queued_ns) or transfer.start_ns == timeline.makespan_ns
-        precision, _, _ = scenario.unpack(transfer.key)
-        served = transfer.end_ns - transfer.start_ns
-        assert served == scenario.service_ns[precision] or (
-            transfer.end_ns == timeline.makespan_ns and served < scenario.service_ns[precision]
-        )
-        free_ns = transfer.end_ns
+        links = [link for link, _ in transfer.hops]
+        assert links == list(range(links[0], links[-1] - 1, -1))
+        if scenario.ram is None and transfer.kind != "dense":
+            assert links[0] == scenario.hops - 1
+        assert 0 < transfer.moved_bytes <= scenario.size(scenario.unpack(transfer.key))
+        earlier = 0
+        for position, (link, queued_ns) in enumerate(transfer.hops):
+            served = services.pop((number, link), [])
+            assert earlier <= queued_ns
+            earlier = queued_ns
+            assert all(queued_ns <= row.start_ns for row in served)
+            moved = sum(row.bytes for row in served)
+            assert moved <= _hop_bytes(scenario, transfer, link)
+            if position + 1 < len(transfer.hops):
+                handed_ns = transfer.hops[position + 1][1]
+                assert served[0].start_ns <= handed_ns
+                if handed_ns != served[-1].end_ns:
+                    assert scenario.head_bytes(link)
+                    assert handed_ns < served[-1].end_ns or served[-1].end_ns < 0
+                else:
+                    assert moved == _hop_bytes(scenario, transfer, link)
+    assert not services
+    _check_cut_through(scenario, timeline)
+
+
+def _check_cut_through(scenario: Scenario, timeline: Timeline) -> None:
+    """What is handed on early is never through before the hop that it comes from."""
+    ends: dict[tuple[int, int], int] = {}
+    for row in timeline.services:
+        ends[row.number, row.link] = row.end_ns
+    for (number, link), end_ns in ends.items():
+        outer = ends.get((number, link + 1), 0)
+        if end_ns >= 0:
+            assert 0 <= outer <= end_ns or not scenario.head_bytes(link + 1)
+
+
+def _hop_bytes(scenario: Scenario, transfer: TransferRow, link: int) -> int:
+    if scenario.ram and link >= scenario.ram.link:
+        return scenario.size(scenario.unpack(transfer.key))
+    return transfer.moved_bytes
 
 
 def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
-    """After each claim what is resident or on its way fits every pool; victims were there and had arrived."""
+    """After each claim what is resident or on its way fits every pool; victims were there and had arrived.
+
+    Where claims are made at issue, in the order of services on link 0, and nothing bypasses the pools. (The reference
+    asserts the capacity at every claim, whatever the loader.)
+    """
+    loader = scenario.loader
+    if loader.staging_slots or loader.slot_claim == "queue" or loader.retention == "after_batch":
+        return
     held = {key: 0 for pool in scenario.pools for key in pool.initial}
-    for transfer in timeline.transfers:
+    claimed: set[int] = set()
+    for row in timeline.services:
+        transfer = timeline.transfers[row.number]
+        if row.link > 0 or row.number in claimed or transfer.kind == "dense":
+            continue
+        claimed.add(row.number)
         for packed in transfer.victims:
-            victim = scenario.unpack(packed)
-            assert held.pop(victim) <= transfer.start_ns
+            arrived = held.pop(scenario.unpack(packed))
+            assert 0 <= arrived <= row.start_ns
         key = scenario.unpack(transfer.key)
         assert key not in held
-        held[key] = transfer.end_ns
+        held[key] = max(s.end_ns for s in timeline.services if (s.number, s.link) == (row.number, 0))
+        dropped = all(
+            s.end_ns >= 0 for s in timeline.services if s.number == row.number
+        ) and transfer.moved_bytes > sum(s.bytes for s in timeline.services if (s.number, s.link) == (row.number, 0))
+        if dropped:
+            del held[key]
         for pool in scenario.pools:
-            assert sum(scenario.variant_bytes[k[0]] for k in held if pool.covers(k)) <= pool.capacity_bytes
+            assert sum(scenario.size(k) for k in held if pool.covers(k)) <= pool.capacity_bytes
             if not pool.covers(key):
                 assert not any(pool.covers(scenario.unpack(victim)) for victim in transfer.victims)
 
 
-def _check_gates(scenario: Scenario, timeline: Timeline) -> None:
-    """Gates follow each other; lookups fall inside theirs, in need order; what was waited for has arrived."""
-    needs = [(step, site) for step in scenario.steps for site in range(scenario.sites)]
-    assert [row.tick for row in timeline.gates] == list(range(len(needs)))
-    arrivals = {(transfer.key, transfer.end_ns) for transfer in timeline.transfers}
-    clock, rows = 0, list(timeline.lookups)
-    for gate, (step, site) in zip(timeline.gates, needs, strict=True):
-        assert clock + step.dense_ns[site] <= gate.gate_ns <= gate.end_ns
-        clock = gate.end_ns
-        for need in step.needs[site]:
-            row = rows.pop(0)
-            assert row.tick == gate.tick
-            assert row.outcome in OUTCOMES
-            assert gate.gate_ns <= row.lookup_ns <= row.ready_ns <= gate.end_ns
-            if row.outcome == "skip":
-                assert (row.key, row.wanted) == (SKIP, SKIP)
-            else:
-                assert scenario.unpack(row.key)[1:] == (site, need.expert)
-            if row.outcome in ("late", "promoted", "miss"):
-                assert (row.key, row.ready_ns) in arrivals
-            else:
-                assert row.ready_ns == row.lookup_ns
-    assert not rows
-    ends = [step.sequence for step in scenario.steps if step.ends]
-    assert [sequence for sequence, _ in timeline.sequence_ends] == ends
-    assert timeline.makespan_ns == timeline.sequence_ends[-1][1]
+def _check_ram(scenario: Scenario, timeline: Timeline) -> None:
+    """A transfer that was found in RAM begins inside it; only what came to RAM leaves it."""
+    if scenario.ram is None:
+        assert not timeline.ram_lookups
+        assert not timeline.ram_evictions
+        return
+    came = Counter(scenario.pack(key) for pool in scenario.ram.pools for key in pool.initial)
+    for row in timeline.services:
+        if row.link == scenario.ram.link and row.end_ns >= 0:
+            came[timeline.transfers[row.number].key] += 1
+    assert not Counter(timeline.ram_evictions) - came
+    found = Counter(timeline.ram_lookups)
+    for transfer in timeline.transfers:
+        if transfer.kind != "dense":
+            found[transfer.key, transfer.hops[0][0] < scenario.ram.link] -= 1
+            assert transfer.hops[0][0] in (scenario.ram.link - 1, scenario.hops - 1)
+    assert min(found.values(), default=0) >= 0
 
 
 def _check_counts(timeline: Timeline) -> None:
@@ -183,4 +230,15 @@ def _check_counts(timeline: Timeline) -> None:
     assert fetched["started"] == kinds["prefetch"]
     assert fetched["late"] == outcomes["late"]
     assert fetched["promoted"] == outcomes["promoted"]
-    assert kinds["demand"] == outcomes["miss"] + outcomes["promoted"]
+    asked = outcomes["miss"] + outcomes["promoted"]
+    assert asked <= kinds["demand"] <= asked + outcomes["late"]
+
+
+def _check_idle(timeline: Timeline) -> None:
+    """Idle intervals follow each other, and they and their parts are what is not computing."""
+    assert sum(timeline.stall.values()) == timeline.makespan_ns - timeline.busy_ns
+    assert min(timeline.stall.values()) >= 0
+    if timeline.idle:
+        assert sum(row.end_ns - row.start_ns for row in timeline.idle) == timeline.makespan_ns - timeline.busy_ns
+        assert all(a.end_ns <= b.start_ns for a, b in pairwise(timeline.idle))
+        assert all(row.start_ns < row.end_ns for row in timeline.idle)

@@ -1,0 +1,301 @@
+"""The controller of the reference: what is asked for, queued, issued, claimed and dropped (sections 3 to 6)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from differential.history import History
+from differential.ref_clock import Clock
+from differential.ref_memory import Asked, Staging, Tier, Transfer
+from differential.ref_moves import Moves
+from differential.ref_steps import future
+from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Prediction, Scenario, Step
+
+
+class Control(Moves):
+    """What the gates ask for. How transfers move is in `Moves`."""
+
+    def __init__(self, scenario: Scenario, clock: Clock) -> None:
+        cache = scenario.cache
+        history = History(scenario, cache, future(scenario) if cache.name == "belady" else ())
+        device = Tier(scenario, scenario.pools, history)
+        ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache))
+        super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
+        self.step: Step
+        self.waiting: list[tuple[Need, int]] = []
+        self.tick, self.site = -1, 0
+        self.last_gate: dict[int, int] = {}
+        self.predictions: dict[int, tuple[int, tuple[Prediction, ...]]] = {}
+        self.lookups: list[Asked] = []
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def begin_sequence(self, sequence: int) -> None:
+        self.clock.say("begin_sequence", sequence)
+        for tier in (self.device, self.ram):
+            if tier:
+                tier.history.begin_sequence()
+        self.poll()
+
+    def end_sequence(self, sequence: int) -> None:
+        self.clock.say("end_sequence", sequence)
+        self.trim()
+        self.poll()
+
+    def gate(self, step: Step, site: int) -> list[Asked]:
+        """The steps of section 4. Answers the needs that were admitted, the skipped ones, too."""
+        self.tick, self.step, self.site = self.tick + 1, step, site
+        self.last_gate[site] = self.tick
+        self.clock.say("gate", self.tick)
+        self.trim()
+        for key in list(self.pinned):
+            self.unpin(key)
+        self.masked.pop(site, None)
+        self.waiting = [(need, self.select(site, need.expert, need.score)) for need in step.needs[site]]
+        serving = self.unadmitted_keys()
+        admitted = self.admit()
+        self.cancel_stale(serving)
+        self.look_up(admitted)
+        self.stream_dense()
+        if self.scenario.prediction_ns:
+            self.predictions[self.tick] = site, step.forecasts[site]
+        else:
+            self.look_ahead(site, step.forecasts[site], self.tick)
+        self.poll()
+        return admitted
+
+    def need_done(self, key: Key) -> list[Asked]:
+        """Section 6: the key is unpinned and the next needs come in."""
+        self.clock.say("need_done", self.scenario.pack(key))
+        self.unpin(key)
+        admitted = self.admit()
+        self.look_up(admitted)
+        self.poll()
+        return admitted
+
+    def cpu_done(self, key: Key) -> None:
+        self.clock.say("cpu_done", self.scenario.pack(key))
+        self.poll()
+
+    def prediction_ready(self, tick: int) -> None:
+        self.clock.say("prediction_ready", tick)
+        site, forecasts = self.predictions.pop(tick)
+        self.look_ahead(site, forecasts, tick)
+        self.poll()
+
+    # ---- steps 1 to 7 ----------------------------------------------------------------------------------------------
+
+    def trim(self) -> None:
+        """Step 1: nothing outlives its batch beyond the capacity, but what is pinned."""
+        if self.loader.retention != "after_batch":
+            return
+        masked = self.everything_masked()
+        for pool in self.device.pools:
+            ordered = self.device.history.victims_first(pool.resident - set(self.pinned))
+            for key in sorted(ordered, key=lambda key: key in masked):
+                if self.device.over(pool) > 0:
+                    self.evict(key)
+                    self.trimmed.append((self.clock.now, self.scenario.pack(key)))
+
+    def unpin(self, key: Key) -> None:
+        """Step 2, and the end of a wave's need: it leaves staging, and what no pool held is as good as evicted."""
+        del self.pinned[key]
+        self.staging.staged.pop(key, None)
+        if not self.device.holds(key):
+            self.device.history.evicted(key)
+
+    def select(self, site: int, expert: int, score: float) -> int:
+        """The wanted precision, or SKIP."""
+        selector = self.scenario.selector
+        if isinstance(selector, Fixed):
+            return selector.precision
+        if score <= selector.low_above:
+            return 0
+        if score <= selector.skip_above:
+            return 1
+        here = [p for p in range(self.scenario.precisions) if self.is_there((p, site, expert))]
+        return here[0] if here else SKIP
+
+    def serving(self, wanted: int, site: int, expert: int) -> Key:
+        """The key that serves a need or a forecast (step 5)."""
+        own: Key = (wanted, site, expert)
+        higher: list[Key] = [(p, site, expert) for p in range(wanted - 1, -1, -1)]
+        lower: list[Key] = [(p, site, expert) for p in range(wanted + 1, self.scenario.precisions)]
+        for key in [own, *higher] + (lower if self.loader.low_for_high else []):
+            if self.is_there(key):
+                return key
+        for key in [own, *higher]:
+            if key in self.moving and self.moving[key].started:
+                return key
+        return own
+
+    def unadmitted_keys(self) -> set[Key]:
+        return {self.serving(wanted, self.site, need.expert) for need, wanted in self.waiting if wanted != SKIP}
+
+    def admit(self) -> list[Asked]:
+        """Step 6: needs come in, in need order, until one does not fit beside what is pinned."""
+        admitted = []
+        while self.waiting:
+            need, wanted = self.waiting[0]
+            skipped = wanted == SKIP
+            key = (SKIP, self.site, need.expert) if skipped else self.serving(wanted, self.site, need.expert)
+            if not skipped and not self.fits(key):
+                break
+            self.waiting.pop(0)
+            admitted.append(Asked(need, wanted, key, self.tick, self.clock.now))
+            if not skipped:
+                self.pinned[key] = None
+        self.lookups += admitted
+        return admitted
+
+    def fits(self, key: Key) -> bool:
+        if self.loader.replay_unit == "access" and self.pinned:
+            return False
+        if self.loader.retention == "after_batch":
+            return True
+        pool = self.device.pool(key)
+        together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
+        if self.device.bytes(together) > pool.spec.capacity_bytes:
+            return False
+        if self.scenario.refuse_demand or self.scenario.refuse_prefetch or self.scenario.moves_partially:
+            return sum(not self.device.holds(other) for other in (*self.pinned, key)) <= self.staging.slots
+        return True
+
+    def cancel_stale(self, serving: set[Key]) -> None:
+        """Step 7: of what waits, and of what is staged for this site, only what serves a need stays."""
+        everywhere = self.loader.prefetch_budget == "until_next_gate"
+        here = self.loader.cancel_stale
+        self.cancel(
+            transfer
+            for transfer in self.cancellable()
+            if transfer.key not in serving and (everywhere or (here and transfer.key[1] == self.site))
+        )
+        for key in list(self.staging.staged):
+            if key[1] == self.site and key not in self.pinned and key not in serving:
+                self.drop_staged(key)
+
+    # ---- steps 8 to 10 ---------------------------------------------------------------------------------------------
+
+    def look_up(self, admitted: list[Asked]) -> None:
+        """Look up, tell the policies, and let in what is staged."""
+        told, staged = [], []
+        for one in admitted:
+            if one.wanted == SKIP:
+                one.outcome = "skip"
+                continue
+            if one.key in self.staging.staged and not self.is_partial(one.key):
+                staged.append(one.key)
+            one.outcome = self.outcome(one)
+            if one.outcome == "miss" and one.transfer:
+                told.append(one.key)
+        asked = [one for one in admitted if one.wanted != SKIP]
+        ranks = self.step.ranks[self.site] if self.step.ranks else None
+        self.device.history.requested(asked, self.step.token, self.site, ranks)
+        if self.ram:
+            self.ram.history.asked_for(told)
+        for key in staged:
+            self.exchange(key)
+
+    def outcome(self, one: Asked) -> str:
+        """Name the lookup's outcome; what is not there makes the need wait for a transfer, or for the CPU."""
+        key, need = one.key, one.need
+        if self.is_there(key):
+            return self.found(one)
+        if key in self.moving:
+            return self.found_moving(one, self.moving[key])
+        placement = self.scenario.placement
+        place = placement.place(self.site, need.expert, need.tokens) if placement else "load"
+        if place != "load":
+            return place
+        one.transfer = self.queue(key, "demand", self.scenario.moved_bytes(key, need))
+        return "miss"
+
+    def found(self, one: Asked) -> str:
+        key = one.key
+        if key in self.unused:
+            self.unused.remove(key)
+            self.prefetch["used"] += 1
+        if key in self.staging.staged and self.is_partial(key):
+            lacking = self.scenario.missing_bytes(key, one.need, self.staging.staged[key])
+            if lacking:
+                one.transfer = self.queue_rest(key, lacking)
+                return "miss"
+        if key[0] == one.wanted:
+            return "hit"
+        return "high_for_low" if key[0] < one.wanted else "low_for_high"
+
+    def found_moving(self, one: Asked, transfer: Transfer) -> str:
+        assert transfer.kind == "prefetch", "no demand outlives its gate"
+        assert not transfer.needed
+        transfer.needed = True
+        one.transfer = transfer
+        if transfer.started:
+            if not transfer.whole:
+                transfer.lacking = one.need
+            if self.loader.promote:
+                self.hurry(transfer)
+        elif not transfer.whole:
+            transfer.moved = self.scenario.moved_bytes(transfer.key, one.need)
+            transfer.whole = transfer.moved == self.scenario.size(transfer.key)
+        if transfer.started or not self.loader.promote:
+            self.prefetch["late"] += 1
+            return "late"
+        self.prefetch["promoted"] += 1
+        self.make_demand(transfer)
+        return "promoted"
+
+    # ---- steps 11 and 12 -------------------------------------------------------------------------------------------
+
+    def stream_dense(self) -> None:
+        slots = self.loader.dense_slots
+        if slots:
+            self.dense_here.remove(self.site)
+            coming = (self.site + slots) % self.scenario.sites
+            key = (0, coming, self.scenario.experts)
+            self.dense_coming[coming] = self.queue(key, "dense", self.scenario.size(key))
+
+    def look_ahead(self, site: int, forecasts: tuple[Prediction, ...], tick: int) -> None:
+        """Step 12: nearest site first, as long as depth and budget let it."""
+        budget = self.loader.prefetch_budget
+        left = budget if isinstance(budget, int) else math.inf
+        first = True
+        for ahead, forecast in enumerate(forecasts[: self.loader.lookahead], start=1):
+            if forecast is None:
+                return
+            if self.last_gate.get(site + ahead, -1) > tick:
+                continue
+            self.masked.pop(site + ahead, None)
+            if self.loader.queue == "replace" and first:
+                self.cancel(self.cancellable())
+            first = False
+            foreseen = self.foreseen(site + ahead, forecast)
+            self.masked[site + ahead] = {key for key, _ in foreseen}
+            all_there = all(self.is_there(key) for key, _ in foreseen)
+            told = []
+            for key, one in foreseen:
+                if left > 0 and not self.is_there(key) and key not in self.moving:
+                    self.prefetch["queued"] += 1
+                    if self.queue(key, "prefetch", self.scenario.moved_bytes(key, one)):
+                        told.append(key)
+                        left -= 1
+            if self.ram:
+                self.ram.history.asked_for(told)
+            if left == 0 or (self.loader.depth == "first_missing" and not all_there):
+                return
+
+    def foreseen(self, site: int, forecast: Iterable[Forecast]) -> list[tuple[Key, Forecast]]:
+        wanted = [(self.select(site, one.expert, one.score), one) for one in forecast]
+        return [(self.serving(precision, site, one.expert), one) for precision, one in wanted if precision != SKIP]
+
+    # ---- afterwards ------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Counter[str]:
+        """The end of the run: the outcomes of what still waits, moves, or was never asked for."""
+        for transfer in list(self.moving.values()):
+            assert transfer.kind != "demand", "a demand was left"
+            if transfer.kind == "prefetch" and not transfer.needed:
+                self.prefetch["unused_at_end" if transfer.started else "cancelled"] += 1
+        self.prefetch["unused_at_end"] += len(self.unused)
+        return self.prefetch

@@ -1,0 +1,208 @@
+"""The links: engines that serve what was issued, sharing a link's bandwidth, in chunks, or handing on early."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from differential.ref_clock import Clock, Process, Rank
+from differential.ref_memory import Transfer
+from differential.rows import ServiceRow
+from differential.scenario import Scenario
+
+
+class Ends(Protocol):
+    """Who hears of the ends of hops, heads and chunks."""
+
+    def hop_ends(self, link: int, transfer: Transfer) -> None: ...
+    def head_ends(self, link: int, transfer: Transfer) -> None: ...
+    def would_cut(self, link: int) -> bool: ...
+    def chunk_ends(self, link: int, transfer: Transfer) -> None: ...
+
+
+@dataclass(eq=False)
+class Service:
+    """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole link."""
+
+    transfer: Transfer
+    engine: int
+    urgent: bool
+    start_ns: int
+    bytes: int
+    work: Fraction = Fraction(0)
+    due: int | None = None
+    end_ns: int = -1
+    wants_cut_since: int | None = None
+
+
+class Wire:
+    """One link: what is issued on it, in order of issue, and who is served by which engine."""
+
+    def __init__(self, scenario: Scenario, clock: Clock, link: int, ends: Ends, log: list[tuple[int, Service]]) -> None:
+        self.scenario, self.clock, self.link, self.ends, self.log = scenario, clock, link, ends, log
+        self.issued: list[Transfer] = []
+        self.engines: list[Service | None] = [None] * scenario.engines(link)
+        self.sharing: list[Service] = []
+        self.settled_ns = 0
+
+    # ---- asked by the controller ---------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.issued) < len(self.engines) * self.scenario.loader.in_flight
+
+    @property
+    def serving(self) -> list[Transfer]:
+        return [service.transfer for service in self.engines if service]
+
+    @property
+    def next_issued(self) -> Transfer | None:
+        """The oldest that is issued and waits for an engine."""
+        return next((transfer for transfer in self.issued if transfer not in self.serving), None)
+
+    def issue(self, transfer: Transfer) -> None:
+        self.issued.append(transfer)
+        self.fill_engines()
+
+    # ---- services --------------------------------------------------------------------------------------------------
+
+    def fill_engines(self) -> None:
+        while None in self.engines and self.next_issued:
+            transfer, engine = self.next_issued, self.engines.index(None)
+            moved = self.whole_bytes(transfer) if transfer.left is None else transfer.left
+            service = Service(transfer, engine, transfer.urgent, self.clock.now, moved)
+            self.engines[engine] = service
+            self.log.append((self.link, service))
+            self.clock.env.process(self.in_chunks(service) if self.chunk_bytes else self.as_a_whole(service))
+            if self.scenario.head_bytes(self.link):
+                self.clock.env.process(self.head(service))
+
+    def leave(self, service: Service) -> None:
+        """The engine is free for the next one that waits for it."""
+        service.end_ns = self.clock.now
+        service.transfer.left = None
+        self.engines[service.engine] = None
+        self.issued.remove(service.transfer)
+        self.fill_engines()
+
+    def end(self, service: Service) -> None:
+        self.leave(service)
+        self.ends.hop_ends(self.link, service.transfer)
+
+    def order(self, transfer: Transfer) -> int:
+        """At one instant: by number; of one transfer the outer link first."""
+        assert transfer.number is not None
+        return transfer.number * 4 + (3 - self.link)
+
+    def whole_bytes(self, transfer: Transfer, inwards: int = 0) -> int:
+        """What the transfer moves on this link, or on one further inwards."""
+        ram = self.scenario.ram
+        if ram and self.link - inwards >= ram.link:
+            return self.scenario.size(transfer.key)
+        return transfer.moved
+
+    def duration(self, transfer: Transfer, moved: int) -> int:
+        time = self.scenario.hop_ns(self.link, moved)
+        if self.link == 0 and self.scenario.loader.write_back:
+            time += sum(self.scenario.hop_ns(0, self.scenario.size(victim)) for victim in transfer.victims)
+        return time
+
+    # ---- a link that is shared -----------------------------------------------------------------------------------
+
+    def as_a_whole(self, service: Service) -> Process:
+        """The latency, in which nothing is drawn, and then a share of the link until nothing is left."""
+        time = self.duration(service.transfer, service.bytes)
+        latency = min(time, self.scenario.latency_ns(self.link))
+        service.work = Fraction(time - latency)
+        if latency and service.work:
+            yield self.clock.env.timeout(latency)
+            latency = 0
+        if service.work:
+            self.settle()
+            self.sharing.append(service)
+            self.expect_ends()
+        else:
+            yield self.clock.at(Rank.TRANSFER, self.order(service.transfer), delay=latency)
+            self.end(service)
+
+    def settle(self) -> None:
+        """What was moved since the last change of the shares."""
+        past, self.settled_ns = self.clock.now - self.settled_ns, self.clock.now
+        for service in self.sharing:
+            service.work -= Fraction(past, len(self.sharing))
+
+    def expect_ends(self) -> None:
+        """When each would end if the shares stayed as they are."""
+        for service in self.sharing:
+            due = self.clock.now + max(0, math.ceil(service.work * len(self.sharing)))
+            if due != service.due:
+                service.due = due
+                self.clock.env.process(self.end_when_due(service, due))
+
+    def end_when_due(self, service: Service, due: int) -> Process:
+        yield self.clock.at(Rank.TRANSFER, self.order(service.transfer), delay=due - self.clock.now)
+        if service.due == due and service.end_ns < 0:
+            self.settle()
+            self.sharing.remove(service)
+            self.expect_ends()
+            self.end(service)
+
+    # ---- a link whose prefetches give way ------------------------------------------------------------------------
+
+    @property
+    def chunk_bytes(self) -> int:
+        return 0 if self.scenario.head_bytes(self.link) else self.scenario.loader.chunk_bytes
+
+    def in_chunks(self, service: Service) -> Process:
+        """One event a chunk. A chunk that ends now has ended before anything of this instant was submitted."""
+        transfer, moved = service.transfer, 0
+        while True:
+            before, moved = moved, min(moved + self.chunk_bytes, service.bytes)
+            time = self.duration(transfer, moved) - (self.duration(transfer, before) if before else 0)
+            yield self.clock.at(Rank.TRANSFER, self.order(transfer), delay=time)
+            if moved == service.bytes:
+                self.end(service)
+                return
+            wanted = service.wants_cut_since is not None and service.wants_cut_since < self.clock.now
+            if wanted and self.ends.would_cut(self.link):
+                left, service.bytes = service.bytes - moved, moved
+                self.leave(service)
+                transfer.left = left
+                self.ends.chunk_ends(self.link, transfer)
+                return
+
+    def watch(self) -> None:
+        """After every call: since when has the transfer in service been wanted to give way?"""
+        service = self.engines[0]
+        if self.chunk_bytes and service:
+            if not self.ends.would_cut(self.link):
+                service.wants_cut_since = None
+            elif service.wants_cut_since is None:
+                service.wants_cut_since = self.clock.now
+
+    # ---- a link that hands on early ------------------------------------------------------------------------------
+
+    def head(self, service: Service) -> Process:
+        """Cut-through: early enough that the next link never starves, and ends no sooner than a head after this one."""
+        transfer, head_bytes = service.transfer, self.scenario.head_bytes(self.link)
+        here, there = service.bytes, self.whole_bytes(transfer, inwards=1)
+        enough = self.scenario.hop_ns(self.link, min(head_bytes, here))
+        end = self.scenario.hop_ns(self.link, here)
+        keeps_up = self.scenario.hop_ns(self.link - 1, min(head_bytes, there))
+        keeps_up += end - self.scenario.hop_ns(self.link - 1, there)
+        if max(enough, keeps_up) < end:
+            yield self.clock.at(Rank.TRANSFER, self.order(transfer), delay=max(enough, keeps_up))
+            self.ends.head_ends(self.link, transfer)
+
+
+def service_rows(log: list[tuple[int, Service]]) -> tuple[ServiceRow, ...]:
+    rows = []
+    for link, service in log:
+        number = service.transfer.number
+        assert number is not None
+        rows.append(
+            ServiceRow(number, link, service.engine, service.urgent, service.start_ns, service.end_ns, service.bytes)
+        )
+    return tuple(rows)

@@ -1,0 +1,164 @@
+"""The steps of a run: recorded ones as they are, others composed of single sequences (section 7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from differential.scenario import Fixed, Key, Row, Scenario, Step, scored, union, union_forecast
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step with the sequences whose first and last one it is."""
+
+    step: Step
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+class Steps(Protocol):
+    def next(self, now: int) -> Planned | None:
+        """The next step, from what has arrived by now; None if there is nothing to run."""
+
+    def next_arrival(self) -> int | None:
+        """When the next sequence arrives that has not been seen; None if there is none."""
+
+
+class Recorded:
+    """The scenario's own steps, one after another."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._steps = self._plan(scenario.steps)
+
+    def _plan(self, steps: tuple[Step, ...]) -> Iterator[Planned]:
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for index, step in enumerate(steps):
+            for sequence in step.members:
+                first.setdefault(sequence, index)
+                last[sequence] = index
+        for index, step in enumerate(steps):
+            if step.sequences:
+                begins = tuple(sorted(s for s in step.members if first[s] == index))
+                ends = tuple(sorted(s for s in step.members if last[s] == index))
+            else:
+                begins, ends = (step.sequence,) * step.begins, (step.sequence,) * step.ends
+            yield Planned(step, begins, ends)
+
+    def next(self, now: int) -> Planned | None:
+        return next(self._steps, None)
+
+    def next_arrival(self) -> int | None:
+        return None
+
+
+class Composed:
+    """First come first served. `running` stands in the order of turns; `done` counts a sequence's rows."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        assert scenario.batching is not None
+        self.scenario = scenario
+        self.batching = scenario.batching
+        self.requests = scenario.requests
+        self.waiting = sorted(range(len(self.requests)), key=lambda s: (self.requests[s].arrival_ns, s))
+        self.running: list[int] = []
+        self.done: Counter[int] = Counter()
+
+    def next_arrival(self) -> int | None:
+        return self.requests[self.waiting[0]].arrival_ns if self.waiting else None
+
+    def next(self, now: int) -> Planned | None:
+        self.running = [s for s in self.running if self.done[s] < self.length(s)]
+        if self.batching.kind == "continuous" or not self.running:
+            self.join(now)
+        if not self.running:
+            return None
+        return self.compose(self.share_out())
+
+    def join(self, now: int) -> None:
+        while self.waiting and len(self.running) < self.batching.size:
+            if self.requests[self.waiting[0]].arrival_ns > now:
+                return
+            self.running.append(self.waiting.pop(0))
+
+    def length(self, sequence: int) -> int:
+        return len(self.requests[sequence].prompt) + len(self.requests[sequence].decode)
+
+    def prompt_left(self, sequence: int) -> int:
+        return max(0, len(self.requests[sequence].prompt) - self.done[sequence])
+
+    def share_out(self) -> dict[int, int]:
+        """How many rows of which sequence, in the order of their turns."""
+        chunk = self.batching.prefill_chunk
+        reading = [s for s in self.running if self.prompt_left(s)]
+        if not reading:
+            return dict.fromkeys(self.running, 1)
+        if not chunk:
+            return {s: self.prompt_left(s) for s in reading}
+        apart = self.batching.kind == "static" or self.batching.encoder_sites > 0
+        shares = {}
+        for s in self.running:
+            if s in reading:
+                shares[s] = min(chunk, self.prompt_left(s))
+                chunk -= shares[s]
+            elif not apart:
+                shares[s] = 1
+        return {s: rows for s, rows in shares.items() if rows}
+
+    def compose(self, shares: dict[int, int]) -> Planned:
+        begins = tuple(sorted(s for s in shares if self.done[s] == 0))
+        rows: list[Row] = []
+        decoding = True
+        for s, count in shares.items():
+            request = self.requests[s]
+            decoding = self.prompt_left(s) == 0
+            rows += (request.prompt + request.decode)[self.done[s] : self.done[s] + count]
+            self.done[s] += count
+        ends = tuple(sorted(s for s in shares if self.done[s] == self.length(s)))
+        return Planned(self.step(tuple(shares), rows, decoding), begins, ends)
+
+    def step(self, members: tuple[int, ...], rows: list[Row], decoding: bool) -> Step:
+        sites = range(self.scenario.sites)
+        encoder = self.batching.encoder_sites
+        visits = (sites[encoder:] if decoding else sites[:encoder]) if encoder else sites
+        lookahead = self.scenario.loader.lookahead
+        return Step(
+            sequence=members[0],
+            begins=False,
+            ends=False,
+            rows=len(rows),
+            token=max(self.done[s] for s in members),
+            dense_ns=tuple(self.batching.dense_work_ns(site, len(rows)) for site in sites),
+            tail_ns=self.batching.tail_ns,
+            needs=tuple(union([scored(row.routed[site]) for row in rows]) if site in visits else () for site in sites),
+            forecasts=tuple(
+                tuple(union_forecast([row.forecasts[site][ahead] for row in rows]) for ahead in range(lookahead))
+                if site in visits
+                else ()
+                for site in sites
+            ),
+            sequences=members,
+            visits=tuple(visits),
+            ranks=tuple(
+                tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows) if site in visits else ()
+                for site in sites
+            ),
+        )
+
+
+def steps_of(scenario: Scenario) -> Steps:
+    return Composed(scenario) if scenario.batching else Recorded(scenario)
+
+
+def future(scenario: Scenario) -> list[Key]:
+    """The wanted keys of the run, in the order in which they are asked for; without arrivals over time only."""
+    assert not any(request.arrival_ns for request in scenario.requests)
+    assert isinstance(scenario.selector, Fixed)
+    steps, keys = steps_of(scenario), []
+    while planned := steps.next(0):
+        for site in planned.step.sites:
+            keys += [(scenario.selector.precision, site, need.expert) for need in planned.step.needs[site]]
+    return keys

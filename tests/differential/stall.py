@@ -1,0 +1,84 @@
+"""How idle time splits (section 8): walk back from the end of each interval, along what ended it, to its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from differential.rows import STALL_PARTS, IdleRow, ServiceRow, TransferRow
+from differential.scenario import Scenario
+
+
+def split_stall(
+    scenario: Scenario,
+    idle: Iterable[IdleRow],
+    services: Sequence[ServiceRow],
+    transfers: Sequence[TransferRow],
+    completes: Mapping[int, int],
+) -> dict[str, int]:
+    """`completes`: of the rest of a partial move, the prefetch that it completes (both by number)."""
+    parts = dict.fromkeys(STALL_PARTS, 0)
+    walk = Walk(scenario, services, transfers)
+    for gap in idle:
+        if gap.cause != "transfer":
+            parts[gap.cause] += gap.end_ns - gap.start_ns
+            continue
+        number: int | None = gap.transfer
+        until = gap.end_ns
+        while number is not None and until > gap.start_ns:
+            until = walk.back(number, gap.start_ns, until, parts)
+            number = completes.get(number)
+        assert until == gap.start_ns, "the chain must reach the start of the interval"
+    return parts
+
+
+class Walk:
+    """Along the hops of a transfer, from its end to when it was queued first."""
+
+    def __init__(self, scenario: Scenario, services: Sequence[ServiceRow], transfers: Sequence[TransferRow]) -> None:
+        self.scenario, self.services, self.transfers = scenario, services, transfers
+
+    def back(self, number: int, start: int, until: int, parts: dict[str, int]) -> int:
+        """Account for the time between `start` and `until`; answers how far back the transfer reaches."""
+        for link, queued in reversed(self.transfers[number].hops):
+            since = max(start, queued)
+            if since < until:
+                self.hop(number, link, since, until, parts)
+                until = since
+        return until
+
+    def hop(self, number: int, link: int, since: int, until: int, parts: dict[str, int]) -> None:
+        own = [s for s in self.services if (s.number, s.link) == (number, link) and s.start_ns <= until]
+        waited = until - since
+        for service in own:
+            share = self.shared(service, since, until)
+            waited -= share
+            if link > 0:
+                parts["storage"] += share
+                continue
+            late = 0
+            if self.transfers[number].kind == "prefetch" and not service.urgent:
+                late = self.shared(service, max(since, service.start_ns + self.write_back_ns(number)), until)
+            parts["late_prefetch"] += late
+            parts["demand"] += share - late
+        engine = own[-1].engine
+        for other in self.services:
+            if other.number != number and (other.link, other.engine) == (link, engine):
+                shared = self.shared(other, since, until)
+                behind = (
+                    "prefetch" if self.transfers[other.number].kind == "prefetch" and not other.urgent else "demand"
+                )
+                parts[f"behind_{behind}"] += shared
+                waited -= shared
+        parts["no_slot"] += waited
+
+    def write_back_ns(self, number: int) -> int:
+        """The first part of a service on link 0."""
+        if not self.scenario.loader.write_back:
+            return 0
+        victims = self.transfers[number].victims
+        return sum(self.scenario.hop_ns(0, self.scenario.size(self.scenario.unpack(victim))) for victim in victims)
+
+    @staticmethod
+    def shared(service: ServiceRow, since: int, until: int) -> int:
+        end = until if service.end_ns < 0 else service.end_ns
+        return max(0, min(end, until) - max(service.start_ns, since))
