@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from sim.batching import Batcher, Part, Request, arrival_times
-
-Rows = list[tuple[int, int]]
-"""A step as (sequence, row of the sequence), in order."""
+from unit.sim.composer import Rows, compose_by_rows
 
 
 def rows_of(parts: Sequence[Part]) -> Rows:
@@ -140,39 +138,6 @@ def test_equal_arrivals_go_by_number_however_they_were_listed() -> None:
 
 
 # ---- a composer that counts rows -------------------------------------------------------------------------------------
-
-
-def compose_by_rows(requests: Sequence[Request], batching: str, together: int, chunk: int | None,
-                    step_ns: Callable[[Rows], int]) -> list[Rows | int]:  # fmt: skip
-    """The rules of the page, row by row and from scratch at every step."""
-    arrival = {r.sequence: r.arrival_ns for r in requests}
-    prompt = {r.sequence: r.prompt_rows for r in requests}
-    left = {r.sequence: [(r.sequence, row) for row in range(r.rows)] for r in requests}
-    turns = sorted(left, key=lambda s: (arrival[s], s))
-    inside: list[int] = []
-    told: list[Rows | int] = []
-    now = 0
-    while any(left.values()):
-        inside = [s for s in inside if left[s]]
-        if batching == "continuous" or not inside:
-            here = [s for s in turns if left[s] and s not in inside and arrival[s] <= now]
-            inside += here[: together - len(inside)]
-        if not inside:
-            told.append(now := min(arrival[s] for s in turns if left[s]))
-            continue
-        unread = [(s, row) for s in inside for s, row in left[s] if row < prompt[s]]
-        tokens = [left[s][0] for s in inside if left[s][0][1] >= prompt[s]]
-        if chunk is None:
-            step = unread or tokens
-        elif batching == "static" and unread:
-            step = unread[:chunk]
-        else:
-            step = sorted(unread[:chunk] + tokens, key=lambda of: (turns.index(of[0]), of[1]))
-        for s, row in step:
-            assert left[s].pop(0) == (s, row)
-        told.append(step)
-        now += step_ns(step)
-    return told
 
 
 def random_case(seed: int) -> tuple[list[Request], dict[str, Any], Callable[[Rows], int]]:
