@@ -23,6 +23,7 @@ class Control(Moves):
         device = Tier(scenario, scenario.pools, history)
         ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache))
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
+        self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
         self.step: Step
         self.waiting: list[tuple[Need, int]] = []
         self.tick, self.site = -1, 0
@@ -159,7 +160,7 @@ class Control(Moves):
         together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
         if self.device.bytes(together) > pool.spec.capacity_bytes:
             return False
-        if self.scenario.refuse_demand or self.scenario.refuse_prefetch or self.scenario.moves_partially:
+        if self.serves_from_staging:
             return sum(not self.device.holds(other) for other in (*self.pinned, key)) <= self.staging.slots
         return True
 

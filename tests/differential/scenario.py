@@ -529,9 +529,7 @@ def _random_steps(
                     needs=needs,
                     forecasts=tuple(
                         tuple(
-                            _forecast(rng, needs[site + j], experts, accuracy)
-                            if rows == 1 and site + j < sites
-                            else None
+                            foresee(rng, needs[site + j], experts, accuracy) if rows == 1 and site + j < sites else None
                             for j in range(1, lookahead + 1)
                         )
                         for site in range(sites)
@@ -547,7 +545,7 @@ def _choose(rng: np.random.Generator, popularity: np.ndarray, top_k: int) -> lis
     return scored(tuple(zip(experts, weights, strict=True)))
 
 
-def _forecast(rng: np.random.Generator, needs: tuple[Need, ...], experts: int, accuracy: float) -> tuple[Forecast, ...]:
+def foresee(rng: np.random.Generator, needs: tuple[Need, ...], experts: int, accuracy: float) -> tuple[Forecast, ...]:
     """Each true expert is foreseen with probability `accuracy`, else another one is; the scores are the true ones."""
     chosen: list[Forecast] = []
     for need in needs:

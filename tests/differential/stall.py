@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from differential.rows import STALL_PARTS, IdleRow, ServiceRow, TransferRow
@@ -35,7 +36,12 @@ class Walk:
     """Along the hops of a transfer, from its end to when it was queued first."""
 
     def __init__(self, scenario: Scenario, services: Sequence[ServiceRow], transfers: Sequence[TransferRow]) -> None:
-        self.scenario, self.services, self.transfers = scenario, services, transfers
+        self.scenario, self.transfers = scenario, transfers
+        self.of_transfer: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
+        self.of_engine: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
+        for row in services:
+            self.of_transfer[row.number, row.link].append(row)
+            self.of_engine[row.link, row.engine].append(row)
 
     def back(self, number: int, start: int, until: int, parts: dict[str, int]) -> int:
         """Account for the time between `start` and `until`; answers how far back the transfer reaches."""
@@ -47,7 +53,7 @@ class Walk:
         return until
 
     def hop(self, number: int, link: int, since: int, until: int, parts: dict[str, int]) -> None:
-        own = [s for s in self.services if (s.number, s.link) == (number, link) and s.start_ns <= until]
+        own = [service for service in self.of_transfer[number, link] if service.start_ns <= until]
         waited = until - since
         for service in own:
             share = self.shared(service, since, until)
@@ -61,8 +67,8 @@ class Walk:
             parts["late_prefetch"] += late
             parts["demand"] += share - late
         engine = own[-1].engine
-        for other in self.services:
-            if other.number != number and (other.link, other.engine) == (link, engine):
+        for other in self.of_engine[link, engine]:
+            if other.number != number:
                 shared = self.shared(other, since, until)
                 behind = (
                     "prefetch" if self.transfers[other.number].kind == "prefetch" and not other.urgent else "demand"

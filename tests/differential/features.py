@@ -1,0 +1,412 @@
+"""Random scenarios with one feature of docs/design.md switched on so that it matters, or with a random mixture of them.
+
+Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from differential.scenario import (
+    Batching,
+    Cache,
+    Host,
+    Link,
+    Need,
+    Placement,
+    PoolSpec,
+    Prediction,
+    RamTier,
+    Request,
+    Routed,
+    Row,
+    Scenario,
+    Step,
+    foresee,
+    random_scenario,
+    scored,
+    union,
+)
+
+FEATURES = (
+    "engines",
+    "two_hops",
+    "three_hops",
+    "cut_through",
+    "ram_tier",
+    "chunks",
+    "write_back",
+    "staging",
+    "refusals",
+    "partial",
+    "dense",
+    "site_bytes",
+    "cpu",
+    "after_batch",
+    "claim_at_queue",
+    "per_access",
+    "host",
+    "prediction_latency",
+    "in_order",
+    "many_sequences",
+    "encoder_decoder",
+    "static",
+    "continuous",
+    "prefill_chunk",
+    "arrivals",
+    "recency_rows",
+)
+
+COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
+LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue"}
+CONFLICTS = (
+    ("chunks", {"engines", "write_back"}),
+    ("write_back", {"staging", "refusals", "partial", "after_batch"}),
+    ("claim_at_queue", {"staging", "refusals", "partial"}),
+    ("dense", {"encoder_decoder"}),
+    ("partial", COMPOSED),
+    ("many_sequences", COMPOSED | {"encoder_decoder"}),
+    ("static", {"continuous"}),
+    ("three_hops", {"two_hops"}),
+)
+"""Section 12, and what excludes itself; partial moves are given with recorded needs only."""
+
+
+def random_feature(name: str, seed: int, ties: bool) -> Scenario:
+    """One feature, and what it cannot be without."""
+    return _build({name}, seed, ties, FEATURES.index(name))
+
+
+def random_mixture(seed: int, ties: bool) -> Scenario:
+    """A random valid subset of the features."""
+    rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
+    chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
+    for index in rng.permutation(len(CONFLICTS)):
+        name, others = CONFLICTS[int(index)]
+        if name in chosen and chosen & others:
+            chosen -= others if rng.random() < 0.5 else {name}
+    return _build(chosen, seed, ties, len(FEATURES))
+
+
+def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
+    names = set(chosen)
+    rng = np.random.default_rng([seed, int(ties), 100 + salt])
+    if names & {"prefill_chunk", "arrivals"} and not names & {"static", "continuous"}:
+        names.add("static" if rng.random() < 0.5 else "continuous")
+    if {"prefill_chunk", "continuous", "encoder_decoder"} <= names:
+        names.discard("encoder_decoder")
+    draw = Draw(rng, ties)
+    scenario = next(s for offset in range(1000) if _suits(s := random_scenario(seed + 10_007 * offset, ties), names))
+    if names & LOOKS_AHEAD and scenario.loader.lookahead == 0:
+        scenario = draw.with_rows(replace(scenario, loader=replace(scenario.loader, lookahead=2)), names)
+    elif names & (COMPOSED | {"many_sequences", "encoder_decoder", "recency_rows"}):
+        scenario = draw.with_rows(scenario, names)
+    scenario = draw.with_links(scenario, names)
+    for name in FEATURES:
+        if name in names and (change := CHANGES.get(name)):
+            scenario = change(draw, scenario)
+    return scenario
+
+
+def _suits(scenario: Scenario, names: set[str]) -> bool:
+    """Whether the features can matter in this scenario, and are not refused in it."""
+    return (
+        (scenario.sites > 1 or not names & ({"dense", "encoder_decoder"} | LOOKS_AHEAD))
+        and (scenario.precisions == 1 or "partial" not in names)
+        and (scenario.cache.name != "belady" or "arrivals" not in names)
+        and (scenario.cache.name == "lru" or "recency_rows" not in names)
+    )
+
+
+class Draw:
+    """The dice of one scenario."""
+
+    def __init__(self, rng: np.random.Generator, ties: bool) -> None:
+        self.rng, self.ties = rng, ties
+
+    def coin(self, probability: float = 0.5) -> bool:
+        return bool(self.rng.random() < probability)
+
+    def below(self, tiny: int, long: int) -> int:
+        """A duration: below `tiny` with ties, 0 included, else up to `long`."""
+        return int(self.rng.integers(0, tiny)) if self.ties else int(self.rng.integers(1, long))
+
+    def between(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    # ---- links -----------------------------------------------------------------------------------------------------
+
+    def with_links(self, scenario: Scenario, names: set[str]) -> Scenario:
+        count = 1
+        if names & {"two_hops", "cut_through", "ram_tier"}:
+            count = 2
+        if "three_hops" in names or (
+            names & {"cut_through", "ram_tier"} and "two_hops" not in names and self.coin(0.4)
+        ):
+            count = 3
+        slowness = int(self.rng.choice([1, 1, 3]))
+        heads = [False] + [self.coin() for _ in range(count - 1)]
+        if count > 1 and not any(heads):
+            heads[self.between(1, count - 1)] = True
+        links = []
+        for link in range(count):
+            head = heads[link] and "cut_through" in names
+            least = 1 if "chunks" in names else 0
+            links.append(
+                Link(
+                    overhead_ns=self.below(3, 400),
+                    ns_per_byte=max(least, slowness * self.below(3, 300)),
+                    engines=self.between(2, 3) if "engines" in names and not head and self.coin(0.8) else 1,
+                    head_bytes=self.between(1, max(scenario.variant_bytes)) if head else 0,
+                )
+            )
+        if "engines" in names and count == 1:
+            links[0] = replace(links[0], engines=self.between(2, 3))
+        return replace(scenario, links=tuple(links))
+
+    # ---- rows, recorded or in requests -------------------------------------------------------------------------------
+
+    def with_rows(self, scenario: Scenario, names: set[str]) -> Scenario:
+        first = scenario.steps[0]
+        top_k = sum(need.tokens for need in first.needs[0]) // first.rows
+        encoder = self.between(1, scenario.sites - 1) if "encoder_decoder" in names else 0
+        rows = Rows(self, scenario, top_k, encoder)
+        requests = [rows.request() for _ in range(self.between(2, 5))]
+        if not names & COMPOSED:
+            many = "many_sequences" in names
+            return replace(scenario, steps=self.record(scenario, requests, many, encoder))
+        if "arrivals" in names:
+            busy = sum(first.dense_ns) + first.tail_ns + sum(scenario.service_ns)
+            arrivals = [self.below(4, 2 + 8 * busy) * self.between(0, 8) for _ in requests]
+            requests = [replace(r, arrival_ns=ns) for r, ns in zip(requests, arrivals, strict=True)]
+        batching = Batching(
+            kind="static" if "static" in names else "continuous",
+            size=self.between(1, 3),
+            prefill_chunk=self.between(1, 4) if "prefill_chunk" in names else 0,
+            encoder_sites=encoder,
+            dense_ns=first.dense_ns,
+            dense_row_ns=self.below(2, 50),
+            tail_ns=first.tail_ns,
+        )
+        return replace(scenario, steps=(), requests=tuple(requests), batching=batching)
+
+    def record(self, scenario: Scenario, requests: list[Request], many: bool, encoder: int) -> tuple[Step, ...]:
+        """Steps of one sequence after another, or of several at once, each going on at its own pace."""
+        left = [list(request.decode) for request in requests]
+        prompts = [request.prompt for request in requests]
+        done = [0] * len(requests)
+        steps = []
+        while any(prompts) or any(left):
+            open_ones = [s for s in range(len(requests)) if prompts[s] or left[s]]
+            members = open_ones[: 1 + many * self.between(0, 2)]
+            reading = [s for s in members if prompts[s]]
+            if encoder and reading:
+                members = reading
+            rows: list[Row] = []
+            for s in members:
+                rows += prompts[s] or [left[s].pop(0)]
+                done[s] += len(prompts[s]) or 1
+                prompts[s] = ()
+            sites = range(scenario.sites)
+            visits = tuple(sites[:encoder] if reading else sites[encoder:]) if encoder else tuple(sites)
+            first = scenario.steps[0]
+            ranked = [[scored(row.routed[site]) for row in rows] for site in sites]
+            steps.append(
+                Step(
+                    sequence=members[0],
+                    begins=False,
+                    ends=False,
+                    rows=len(rows),
+                    token=max(done[s] for s in members),
+                    dense_ns=first.dense_ns,
+                    tail_ns=first.tail_ns,
+                    needs=tuple(union(ranked[site]) if site in visits else () for site in sites),
+                    forecasts=tuple(rows[0].forecasts[site] if len(rows) == 1 else () for site in sites),
+                    sequences=tuple(members),
+                    visits=visits,
+                    ranks=tuple(tuple(tuple(e for e, _ in row) for row in ranked[site]) for site in sites),
+                )
+            )
+        return tuple(steps)
+
+
+class Rows:
+    """Random routing, the weights in units of 1/1024, and forecasts of it."""
+
+    def __init__(self, draw: Draw, scenario: Scenario, top_k: int, encoder: int) -> None:
+        self.draw, self.rng, self.scenario, self.top_k, self.encoder = draw, draw.rng, scenario, top_k, encoder
+        sharpness = float(self.rng.choice([0.3, 1.0, 5.0]))
+        popularity = self.rng.dirichlet(np.full(scenario.experts, sharpness), size=scenario.sites) + 0.01
+        self.popularity = popularity / popularity.sum(axis=1, keepdims=True)
+        self.accuracy = float(self.rng.choice([0.3, 0.7, 0.9, 1.0]))
+
+    def request(self) -> Request:
+        sites = range(self.scenario.sites)
+        prompt = sites[: self.encoder] if self.encoder else sites
+        return Request(
+            prompt=tuple(self.row(prompt, foreseen=False) for _ in range(self.draw.between(1, 6))),
+            decode=tuple(self.row(sites[self.encoder :], foreseen=True) for _ in range(self.draw.between(0, 7))),
+        )
+
+    def row(self, visits: range, foreseen: bool) -> Row:
+        routed = tuple(self.routed(site) if site in visits else () for site in range(self.scenario.sites))
+        lookahead = range(1, self.scenario.loader.lookahead + 1)
+        return Row(
+            routed,
+            tuple(
+                tuple(self.forecast(routed, site + ahead) if foreseen else None for ahead in lookahead)
+                for site in range(self.scenario.sites)
+            ),
+        )
+
+    def routed(self, site: int) -> Routed:
+        chosen = self.rng.choice(self.scenario.experts, size=self.top_k, replace=False, p=self.popularity[site])
+        cuts = sorted(int(c) for c in self.rng.choice(range(1, 1024), size=self.top_k - 1, replace=False))
+        parts = [b - a for a, b in zip([0, *cuts], [*cuts, 1024], strict=True)]
+        pairs = [(int(expert), part / 1024) for expert, part in zip(chosen, parts, strict=True)]
+        return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+    def forecast(self, routed: tuple[Routed, ...], site: int) -> Prediction:
+        if site >= self.scenario.sites:
+            return None
+        needs = tuple(Need(expert, 1, score) for expert, score in scored(routed[site]))
+        return foresee(self.rng, needs, self.scenario.experts, self.accuracy)
+
+
+# ---- what each feature changes ---------------------------------------------------------------------------------------
+
+
+def _loader(scenario: Scenario, **switches: Any) -> Scenario:
+    return replace(scenario, loader=replace(scenario.loader, **switches))
+
+
+def _ram_tier(draw: Draw, scenario: Scenario) -> Scenario:
+    """One RAM pool, or one a precision or a site; room for one variant or for most of them; empty or full."""
+    largest = max(scenario.variant_bytes)
+    everything = tuple(range(scenario.precisions))
+    shapes: list[tuple[tuple[int, ...], int | None]] = [(everything, None)]
+    if draw.coin(0.3):
+        shapes = [((precision,), None) for precision in everything]
+    elif draw.coin(0.3):
+        shapes = [(everything, site) for site in range(scenario.sites)]
+    pools = []
+    for covered, site in shapes:
+        capacity = largest + draw.between(0, int(draw.rng.choice([0, 4, 20])) * largest)
+        keys = [
+            (p, s, e)
+            for p in covered
+            for s in range(scenario.sites)
+            for e in range(scenario.experts)
+            if site in (None, s)
+        ]
+        initial, room = [], capacity if draw.coin(0.5) else 0
+        for index in draw.rng.permutation(len(keys)):
+            key = keys[int(index)]
+            if scenario.size(key) <= room:
+                room -= scenario.size(key)
+                initial.append(key)
+        pools.append(PoolSpec(capacity, covered, site, tuple(initial)))
+    caches = ("lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model")
+    cache = Cache(caches[draw.between(0, 4)])  # type: ignore[arg-type]
+    return replace(scenario, ram=RamTier(draw.between(1, scenario.hops - 1), tuple(pools), cache))
+
+
+def _chunks(draw: Draw, scenario: Scenario) -> Scenario:
+    chunk = draw.between(1, max(1, max(scenario.variant_bytes) // 2))
+    return _loader(scenario, chunk_bytes=chunk, demand_first=True)
+
+
+def _staging_slots(draw: Draw, scenario: Scenario) -> int:
+    return max(scenario.loader.staging_slots, draw.between(1, 5))
+
+
+def _staging(draw: Draw, scenario: Scenario) -> Scenario:
+    return _loader(scenario, destination="staging", staging_slots=_staging_slots(draw, scenario))
+
+
+def _refusals(draw: Draw, scenario: Scenario) -> Scenario:
+    def some() -> frozenset[int]:
+        probability = float(draw.rng.choice([0.0, 0.3, 0.7, 1.0]))
+        return frozenset(expert for expert in range(scenario.experts) if draw.coin(probability))
+
+    refused = replace(scenario, refuse_demand=some() | {0}, refuse_prefetch=some())
+    return _loader(refused, staging_slots=_staging_slots(draw, scenario))
+
+
+def _partial(draw: Draw, scenario: Scenario) -> Scenario:
+    """Some needs and forecasts ask for less than the variant."""
+    share = float(draw.rng.choice([0.4, 1.0]))
+
+    def less(asked: Any) -> Any:
+        if not draw.coin(share):
+            return asked
+        return replace(asked, moved_bytes=draw.between(1, scenario.variant_bytes[0]))
+
+    steps = tuple(
+        replace(
+            step,
+            needs=tuple(tuple(less(need) for need in needs) for needs in step.needs),
+            forecasts=tuple(
+                tuple(None if forecast is None else tuple(less(one) for one in forecast) for forecast in forecasts)
+                for forecasts in step.forecasts
+            ),
+        )
+        for step in scenario.steps
+    )
+    return _loader(replace(scenario, steps=steps), staging_slots=_staging_slots(draw, scenario))
+
+
+def _dense(draw: Draw, scenario: Scenario) -> Scenario:
+    sizes = tuple(draw.between(1, 2 * max(scenario.variant_bytes)) for _ in range(scenario.sites))
+    return _loader(replace(scenario, dense_bytes=sizes), dense_slots=draw.between(1, scenario.sites - 1))
+
+
+def _site_bytes(draw: Draw, scenario: Scenario) -> Scenario:
+    """Never more than the variant's bytes, for which there is room."""
+    sizes = tuple(tuple(draw.between(1, size) for _ in range(scenario.sites)) for size in scenario.variant_bytes)
+    return replace(scenario, site_bytes=sizes)
+
+
+def _cpu(draw: Draw, scenario: Scenario) -> Scenario:
+    def some(probability: float) -> frozenset[tuple[int, int]]:
+        return frozenset(
+            (s, e) for s in range(scenario.sites) for e in range(scenario.experts) if draw.coin(probability)
+        )
+
+    placement = Placement(
+        cpu=some(float(draw.rng.choice([0.3, 0.6, 1.0]))),
+        skip=some(float(draw.rng.choice([0.0, 0.0, 0.2]))),
+        cpu_rows=int(draw.rng.choice([1, 2, 100])),
+        cpu_ns=draw.below(4, 2000),
+        cpu_row_ns=draw.below(2, 300),
+    )
+    return replace(scenario, placement=placement)
+
+
+def _host(draw: Draw, scenario: Scenario) -> Scenario:
+    times = [draw.below(3, 300) * draw.coin(0.7) for _ in range(4)]
+    return replace(scenario, host=Host(*times))
+
+
+CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
+    "ram_tier": _ram_tier,
+    "chunks": _chunks,
+    "write_back": lambda draw, scenario: _loader(scenario, write_back=True),
+    "staging": _staging,
+    "refusals": _refusals,
+    "partial": _partial,
+    "dense": _dense,
+    "site_bytes": _site_bytes,
+    "cpu": _cpu,
+    "after_batch": lambda draw, scenario: _loader(scenario, retention="after_batch"),
+    "claim_at_queue": lambda draw, scenario: _loader(scenario, slot_claim="queue"),
+    "per_access": lambda draw, scenario: _loader(scenario, replay_unit="access"),
+    "host": _host,
+    "prediction_latency": lambda draw, scenario: replace(scenario, prediction_ns=1 + draw.below(5, 4000)),
+    "in_order": lambda draw, scenario: _loader(scenario, wait="in_order"),
+    "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),
+}
