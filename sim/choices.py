@@ -34,15 +34,21 @@ class Needs:
 class Union:
     """The needs of S sites by one row or several: a list for each site, in need order."""
 
-    def __init__(self, needs: Needs, sites: int) -> None:
-        """``needs.tick`` is the site."""
-        self._needs = needs
+    def __init__(self, needs: Needs, sites: int, units: int, ahead: int = 0) -> None:
+        """``needs.tick`` is the site; the experts are those of the site ``ahead`` of it, with ``units`` keys a site."""
+        self._needs, self._units, self._ahead = needs, units, ahead
         self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
 
     @cached_property
     def needs(self) -> list[list[int]]:
         expert: list[int] = self._needs.expert.tolist()
         return [expert[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def keys(self) -> list[list[int]]:
+        """The same as keys of precision 0."""
+        key: list[int] = (self._needs.expert + (self._needs.tick + self._ahead) * self._units).tolist()
+        return [key[start:stop] for start, stop in pairwise(self._cuts)]
 
     @cached_property
     def tokens(self) -> list[list[int]]:
@@ -63,6 +69,7 @@ class Choices:
     def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str) -> None:
         self.trace, self.row, self.depth, self.norm = trace, row, depth, norm
         self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+        self.units = self.experts + 1
         encoder = trace.header.encoder_sites
         self.reach = tuple(min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites))
         """By site, how far its forecasts go: they end with its stack."""
@@ -105,7 +112,7 @@ class Choices:
 
     def union(self, rows: Rows) -> Union:
         """The needs of ``rows`` at every site."""
-        return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites)
+        return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites, self.units)
 
     def forecast_union(self, rows: Rows, j: int) -> Union:
         """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by the site that
@@ -114,7 +121,7 @@ class Choices:
         of_j = rows, slice(None), j - 1
         experts, weights, scores = self.forecasts[0][of_j], self.forecasts[1][of_j], self.forecast_scores[of_j]
         needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
-        return Union(needs, self.sites)
+        return Union(needs, self.sites, self.units, j)
 
     def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
         """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site, below ``gates``.
@@ -128,20 +135,31 @@ class Choices:
         """The same for rows no two of which have a gate in common."""
         return _apart(self.chosen[0][rows], self.chosen[1][rows], self.scores[rows], first)
 
-    def lists(self, row: int) -> list[list[int]]:
-        """The needs of one row, by site."""
-        needs: list[list[int]] = self.chosen[0][row].tolist()
-        return needs if self._is_whole[row] else _without_dropped(needs)
+    def keys(self, row: int) -> list[list[int]]:
+        """The needs of one row as keys of precision 0, by site, in need order."""
+        keys: list[list[int]] = self._chosen_keys[row].tolist()
+        return keys if self._is_whole[row] else _without_dropped(keys)
 
-    def forecast_lists(self, row: int) -> list[list[list[int]]]:
-        """What one row is forecast to need: by distance (from 1 on), then by the site that forecasts."""
-        ahead: list[list[list[int]]] = self.forecasts[0][row].swapaxes(0, 1).tolist()
+    def forecast_keys(self, row: int) -> list[list[list[int]]]:
+        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that forecasts."""
+        ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
         if not self._is_whole_forecast[row]:
-            return [_without_dropped(needs) for needs in ahead]
-        for j, needs in enumerate(ahead, start=1):
+            return [_without_dropped(keys) for keys in ahead]
+        for j, keys in enumerate(ahead, start=1):
             for site in self._beyond[j]:
-                needs[site] = []
+                keys[site] = []
         return ahead
+
+    @cached_property
+    def _chosen_keys(self) -> IntArray:
+        experts = self.chosen[0]
+        return np.where(experts < 0, -1, experts + np.arange(self.sites)[:, None] * self.units).astype(np.int32)
+
+    @cached_property
+    def _forecast_keys(self) -> IntArray:
+        experts = self.forecasts[0]
+        target = np.arange(self.sites)[:, None] + np.arange(1, self.depth + 1)
+        return np.where(experts < 0, -1, experts + target[..., None] * self.units).astype(np.int32)
 
     @cached_property
     def _beyond(self) -> list[list[int]]:
@@ -165,8 +183,8 @@ def need_order(ids: IntArray, weights: FloatArray) -> NDArray[np.intp]:
     return np.lexsort((ids, -weights, ids < 0), axis=-1)
 
 
-def _without_dropped(needs: list[list[int]]) -> list[list[int]]:
-    return [[expert for expert in row if expert >= 0] for row in needs]
+def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
+    return [[key for key in row if key >= 0] for row in keys]
 
 
 def _scores(weights: FloatArray) -> FloatArray:

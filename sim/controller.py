@@ -52,6 +52,7 @@ class Kept:
 
     site: int
     needs: Sequence[int]
+    keys: list[int]
     tokens: Sequence[int]
     scores: Sequence[float]
     experts: IntArray
@@ -77,6 +78,7 @@ class Controller(Transfers):
             for p in range(len(geometry.precisions))
         ]
         self._loads_all = placement.constant == Place.LOAD
+        self._learns = predictor.learns
         self._prepare_gates()
         self._prepare_records()
 
@@ -138,16 +140,15 @@ class Controller(Transfers):
         """
         self.calls = call = self.calls + 1
         self.gate_calls.append(call)
-        site, needs = gate.site, gate.needs
+        site, keys = gate.site, gate.keys
         if self._trims:
             self._trim()
         if self._outside:
             self._leave_all()
         self._masks.pop(site, None)
         self._is_stale = True
-        if self._plain and len(needs) <= self._always_fit:
-            row = self._rows[0][site]
-            self._pins = self.admitted = keys = [row[expert] for expert in needs]
+        if self._plain and len(keys) <= self._always_fit:
+            self._pins = self.admitted = keys
             if self._prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
             zeros = self._zeros[len(keys)]
@@ -167,7 +168,8 @@ class Controller(Transfers):
             self._keep_forecasts(gate)
         else:
             self._forecast(self.predictor.predict(gate), gate)
-        self.predictor.observe(gate)
+        if self._learns:
+            self.predictor.observe(gate)
         return outcomes, waits
 
     def need_done(self, key: int) -> Answer:
@@ -327,7 +329,7 @@ class Controller(Transfers):
             if outcomes[index] == MISS:
                 outcomes[index] = PLACED[place]
 
-    def _settle(self, keys: list[int], outcomes: list[int],
+    def _settle(self, keys: Sequence[int], outcomes: list[int],
                 waits: dict[int, Transfer] | None = None) -> dict[int, Transfer] | None:  # fmt: skip
         """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key."""
         if waits is None:
@@ -406,7 +408,7 @@ class Controller(Transfers):
     def _keep_forecasts(self, gate: Gate) -> None:
         self._gate_call_of[gate.site] = self.calls
         self._gate = gate
-        kept = [Kept(c.site, list(c.needs), list(c.tokens), list(c.scores), c.experts, c.weights)
+        kept = [Kept(c.site, list(c.needs), list(c.keys), list(c.tokens), list(c.scores), c.experts, c.weights)
                 for c in self.predictor.predict(gate)]  # fmt: skip
         self._predictions[gate.tick] = (self.calls, kept)
 
@@ -419,11 +421,7 @@ class Controller(Transfers):
                 self._cancel(self._waiting_prefetches(), ())
                 replace = False
             site = choice.site
-            if self._plain:
-                row = self._rows[0][site]
-                keys = [row[expert] for expert in choice.needs]
-            else:
-                keys = self._forecast_keys(choice)
+            keys = choice.keys if self._plain else self._forecast_keys(choice)
             masks[site] = keys
             self._is_stale = True
             missing = False

@@ -19,14 +19,19 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class RoutedChoice:
-    """A forecast for one site; reused from gate to gate."""
+    """A forecast for one site by the site ``j`` before it; filled anew for every step."""
 
-    __slots__ = ("_gate", "_j", "needs", "site")
+    __slots__ = ("_gate", "_j", "keys", "site")
 
-    def __init__(self, gate: StepGate, j: int) -> None:
+    def __init__(self, gate: StepGate, site: int, j: int) -> None:
         self._gate, self._j = gate, j
-        self.site = 0
-        self.needs: Sequence[int] = ()
+        self.site = site
+        self.keys: list[int] = []
+
+    @property
+    def needs(self) -> Sequence[int]:
+        first = self.site * self._gate.units
+        return [key - first for key in self.keys]
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -49,64 +54,77 @@ class StepGate:
     """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
 
     __slots__ = (
-        "_ahead", "_choices", "_depth", "_forecast_unions", "_is_single", "_needs", "_rows", "_step", "_tokens",
-        "_union", "needs", "routes", "site", "step", "tick", "token", "workload",
+        "_ahead", "_choices", "_forecast_unions", "_is_single", "_keys", "_routes", "_rows", "_step", "_tokens",
+        "_union", "keys", "site", "step", "tick", "token", "units", "workload",
     )  # fmt: skip
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self._choices, self._depth = workload.choices, workload.depth
-        self.routes = [RoutedChoice(self, j) for j in range(workload.depth + 1)]
+        self._choices = workload.choices
+        self.units = self._choices.units
+        self._routes = [[RoutedChoice(self, site + j, j) for j in range(1, reach + 1)]
+                        for site, reach in enumerate(self._choices.reach)]  # fmt: skip
         self.tick = -1
         self.site = 0
-        self.needs: Sequence[int] = ()
+        self.keys: list[int] = []
 
     def open(self, step: Step) -> None:
         self._step, self.step, self.token = step, step.index, step.token
         self._rows: Rows | None = None
         self._union: Union | None = None
-        self._ahead: list[list[list[int]]] | None = None
+        self._ahead: list[list[RoutedChoice]] | None = None
         self._forecast_unions: dict[int, Union] = {}
         self._is_single = step.stop - step.start == 1
         if self._is_single:
-            self._needs = self._choices.lists(self.workload.place(step.start))
+            self._keys = self._choices.keys(self.workload.place(step.start))
             self._tokens: list[list[int]] | None = None
         else:
             union = self._full_union()
-            self._needs, self._tokens = union.needs, union.tokens
+            self._keys, self._tokens = union.keys, union.tokens
 
     def visit(self, site: int) -> None:
         self.tick += 1
         self.site = site
-        self.needs = self._needs[site]
+        self.keys = self._keys[site]
+
+    @property
+    def needs(self) -> Sequence[int]:
+        first = self.site * self.units
+        return [key - first for key in self.keys]
 
     @property
     def tokens(self) -> Sequence[int]:
-        return [1] * len(self.needs) if self._tokens is None else self._tokens[self.site]
+        return [1] * len(self.keys) if self._tokens is None else self._tokens[self.site]
 
     @property
     def scores(self) -> Sequence[float]:
         return self._full_union().scores[self.site]
 
-    def routed(self, j: int) -> RoutedChoice | None:
-        if j > self._depth:
-            return None
-        # Sites that have none so far ahead have an empty list there.
-        needs = (self._ahead or self._look_ahead())[j - 1][self.site]
-        if not needs:
-            return None
-        choice = self.routes[j]
-        choice.site, choice.needs = self.site + j, needs
-        return choice
+    def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
+        """What the next sites' rules select, nearest first; it ends where a site has none."""
+        found = (self._ahead or self._look_ahead())[self.site]
+        return found if len(found) <= sites else found[:sites]
 
-    def _look_ahead(self) -> list[list[list[int]]]:
-        """By distance, then by the site that forecasts; made when a step is first asked for one."""
+    def routed(self, j: int) -> RoutedChoice | None:
+        found = self.forecasts(j)
+        return found[j - 1] if len(found) == j else None
+
+    def _look_ahead(self) -> list[list[RoutedChoice]]:
+        """By the site that forecasts; made when a step is first asked for one."""
         if self._is_single:
-            ahead = self._choices.forecast_lists(self.workload.place(self._step.start))
+            ahead = self._choices.forecast_keys(self.workload.place(self._step.start))
         else:
-            ahead = [self.forecast_of(j).needs for j in range(1, self._depth + 1)]
-        self._ahead = ahead
-        return ahead
+            ahead = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
+        self._ahead = found = []
+        for site, choices in enumerate(self._routes):
+            known = []
+            for keys, choice in zip(ahead, choices, strict=False):
+                choice.keys = keys[site]
+                if not choice.keys:
+                    break
+                known.append(choice)
+            found.append(known)
+        return found
 
     def forecast_of(self, j: int) -> Union:
         """The union of the step's forecasts ``j`` sites ahead."""

@@ -26,8 +26,8 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 class Loader:
     """The loader's switches (docs/design.md sections 4 and 5).
 
-    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest variant.
-    ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots.
+    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest
+    variant. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots.
     """
 
     depth: str = "all"

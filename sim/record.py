@@ -12,10 +12,10 @@ CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
 class Record:
     """Times of one run, in ns. Both drivers append in the order of events.
 
-    By gate: ``gate_ns``, ``end_ns`` (the site's end). By need, in order of lookup: ``lookup_ns``,
-    ``ready_ns`` (when its expert was there, or its CPU result; the lookup's time for a skip). By controller call: ``call_ns``. By step: ``step_start_ns``,
-    ``step_end_ns``. By idle interval of the compute stream: ``idle_start_ns``, ``idle_end_ns``, ``idle_cause`` (the
-    number of the transfer whose end closed it, or one of CPU_RESULT, HOST_TIME, NO_REQUEST).
+    By gate: ``gate_ns``, ``end_ns`` (the site's end). By need, in order of lookup: ``lookup_ns``, ``ready_ns`` (when
+    its expert was there, or its CPU result; the lookup's time for a skip). By controller call: ``call_ns``. By step:
+    ``step_start_ns``, ``step_end_ns``. By idle interval of the compute stream: ``idle_start_ns``, ``idle_end_ns``,
+    ``idle_cause`` (the number of the transfer whose end closed it, or one of CPU_RESULT, HOST_TIME, NO_REQUEST).
 
     By service of a link, in the order in which they began: ``service_number`` (the transfer's), ``service_link``,
     ``service_engine``, ``service_urgent`` (1 for a demand, an urgent prefetch or a dense block, 0 for a prefetch, as it

@@ -12,8 +12,8 @@ from sim.policies.base import CachePolicy
 from sim.types import CapacityError, Cause, Geometry
 
 RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
-"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <= UNUSED; RESIDENT is 0, so
-that ``any`` of several states means: something is not simply there."""
+"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <= UNUSED; RESIDENT is 0,
+so that ``any`` of several states means: something is not simply there."""
 
 
 class Slots:

@@ -101,7 +101,7 @@ class Transfers:
         pinned, blocked = self.pinned, self.blocked
         for key in self._shown:
             pinned[key] = blocked[key] = 0
-        self._shown = shown = self._pins.copy()
+        self._shown = shown = [*self._pins]
         for keys in self._masks.values():
             shown += keys
         for key in shown:

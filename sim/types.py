@@ -61,7 +61,8 @@ class Geometry:
     """The experts of a run as keys and bytes.
 
     ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with it (bits a
-    weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may hold in all.
+    weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may
+    hold in all.
     ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
     """
@@ -184,7 +185,7 @@ class Route:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host time in ns: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
+    """Host time in ns: before a gate (sync), after it (issue), after an idle wait (wake), at a site's end (post)."""
 
     sync_ns: int = 0
     issue_ns: int = 0

@@ -7,7 +7,7 @@ Arguments are read-only and valid during the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,8 +23,9 @@ class Choice(Protocol):
     """What a router selected at a site, or is forecast to select.
 
     ``needs`` are the experts of the union in need order (one row: descending weight, then id; several rows:
-    descending token count, then id), ``tokens`` how many rows chose each, ``scores`` HOBBIT's eq. 2 score of each
-    (share of gate weight ranked above it, 0 to 1; over several rows the smallest). ``experts`` and ``weights`` are the
+    descending token count, then id), ``keys`` the same as keys of precision 0 (a list, but read-only), ``tokens`` how
+    many rows chose each, ``scores`` HOBBIT's eq. 2 score of each (share of gate weight ranked above it, 0 to 1; over
+    several rows the smallest). ``experts`` and ``weights`` are the
     rows themselves, [R, K], -1 where a slot is dropped, null or padding.
     """
 
@@ -32,6 +33,8 @@ class Choice(Protocol):
     def site(self) -> int: ...
     @property
     def needs(self) -> Sequence[int]: ...
+    @property
+    def keys(self) -> list[int]: ...
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
@@ -59,6 +62,9 @@ class Gate(Choice, Protocol):
     def row_position(self) -> IntArray: ...
     @property
     def share(self) -> FloatArray | None: ...
+    def forecasts(self, sites: int) -> Sequence[Choice]:
+        """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any; read-only."""
+
     def routed(self, j: int) -> Choice | None:
         """What site + j's own rule selects from the lookahead scores; None where there are none."""
 
@@ -84,9 +90,11 @@ class Predictor(Protocol):
 
     lookahead_sites: int
     """Depth of lookahead scores it needs; a trace that lacks it is refused by name."""
+    learns: bool
+    """``observe`` does something: else it is never called."""
 
-    def predict(self, gate: Gate) -> Iterator[Choice]:
-        """Forecasts, lazily: nearest site first, best expert first inside a site."""
+    def predict(self, gate: Gate) -> Iterable[Choice]:
+        """Forecasts, lazily where they cost something: nearest site first, best expert first inside a site."""
 
     def observe(self, gate: Gate) -> None: ...
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import takewhile
+from collections.abc import Iterable
 
 from sim.policies.base import Choice, Gate
 
@@ -12,9 +11,10 @@ class NoPrediction:
     """Nothing is forecast."""
 
     lookahead_sites = 0
+    learns = False
 
-    def predict(self, gate: Gate) -> Iterator[Choice]:
-        return iter(())
+    def predict(self, gate: Gate) -> Iterable[Choice]:
+        return ()
 
     def observe(self, gate: Gate) -> None:
         pass
@@ -29,14 +29,15 @@ class GateLookahead:
     Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT, arXiv:2411.01433, sec. 3.3.
     """
 
+    learns = False
+
     def __init__(self, sites: int) -> None:
         if not isinstance(sites, int) or isinstance(sites, bool) or sites < 1:
             raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1; or choose predictor=none")
         self.lookahead_sites = sites
-        self._ahead = range(1, sites + 1)
 
-    def predict(self, gate: Gate) -> Iterator[Choice]:
-        return takewhile(bool, map(gate.routed, self._ahead))  # type: ignore[arg-type]
+    def predict(self, gate: Gate) -> Iterable[Choice]:
+        return gate.forecasts(self.lookahead_sites)
 
     def observe(self, gate: Gate) -> None:
         pass

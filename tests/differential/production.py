@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,12 @@ class ScenarioChoice:
 
     experts = weights = NONE
 
-    def __init__(self, site: int, prediction: Prediction) -> None:
+    def __init__(self, site: int, first: int, prediction: Prediction) -> None:
+        """``first``: the site's first key of precision 0."""
         self.site = site
         self.asked: Sequence[Need | Forecast] = prediction or ()
         self.needs = [forecast.expert for forecast in self.asked]
+        self.keys = [first + expert for expert in self.needs]
         self.scores = [forecast.score for forecast in self.asked]
         self.tokens = [1] * len(self.needs)
 
@@ -58,6 +61,7 @@ class ScenarioGate:
 
     def __init__(self, workload: ScenarioWorkload) -> None:
         self.workload, self.tick, self.site = workload, -1, 0
+        self._units = workload.scenario.experts + 1
 
     def open(self, step: RunStep) -> None:
         self._step: Step = self.workload.told[step.index]
@@ -68,6 +72,7 @@ class ScenarioGate:
         self.site = site
         self.asked = self._step.needs[site]
         self.needs = [need.expert for need in self.asked]
+        self.keys = [site * self._units + expert for expert in self.needs]
         self.tokens = [need.tokens for need in self.asked]
         self.scores = [need.score for need in self.asked]
 
@@ -76,10 +81,11 @@ class ScenarioGate:
         """The rows in rank order, where the scenario has them."""
         return np.array(self._step.ranks[self.site] if self._step.ranks else [self.needs])
 
-    def routed(self, j: int) -> Choice | None:
-        predictions = self._step.forecasts[self.site]
-        prediction = predictions[j - 1] if j <= len(predictions) else None
-        return None if prediction is None else ScenarioChoice(self.site + j, prediction)  # type: ignore[return-value]
+    def forecasts(self, sites: int) -> Sequence[Choice]:
+        """Up to the first site that has none."""
+        known = takewhile(lambda prediction: prediction is not None, self._step.forecasts[self.site][:sites])
+        return [ScenarioChoice(site, site * self._units, prediction)  # type: ignore[misc]
+                for site, prediction in enumerate(known, start=self.site + 1)]  # fmt: skip
 
 
 class ScenarioWorkload:
@@ -316,7 +322,8 @@ def controller_for(scenario: Scenario) -> Controller:
     return Controller(
         geometry, GateLookahead(lookahead) if lookahead else NoPrediction(), _device_cache(scenario),
         _selector(scenario), ScenarioPlacement(scenario) if scenario.placement else Load(), Loader(**switches),
-        route=_route(scenario), ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
+        route=_route(scenario),
+        ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
         predicts_later=scenario.prediction_ns > 0, dense_bytes=scenario.dense_bytes, **options,
     )  # fmt: skip
 
