@@ -145,8 +145,8 @@ class Header:
         plain = asdict(self)
         for row, site in zip(plain["sites"], self.sites, strict=True):
             row["rule"] = None if site.rule is None else site.rule.to_json()
-            if site.stack == "decoder":
-                # As in the traces that were written before there were encoders.
+            if not self.encoder_sites:
+                # Without an encoder the text is that of the traces that never heard of one.
                 del row["stack"]
         return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
