@@ -154,11 +154,9 @@ class Control(Moves):
     def fits(self, key: Key) -> bool:
         if self.loader.replay_unit == "access" and self.pinned:
             return False
-        if self.loader.retention == "after_batch":
-            return True
         pool = self.device.pool(key)
         together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
-        if self.device.bytes(together) > pool.spec.capacity_bytes:
+        if self.loader.retention == "strict" and self.device.bytes(together) > pool.spec.capacity_bytes:
             return False
         if self.serves_from_staging:
             return sum(not self.device.holds(other) for other in (*self.pinned, key)) <= self.staging.slots
