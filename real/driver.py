@@ -127,7 +127,7 @@ class Driver:
     def _take(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
         """Line up what a call admitted: what is there, to be computed; what is not, to be waited for."""
         record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
-        self._needs.open_batch()
+        self._needs.open_batch(now)
         for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
             row, count = len(record.lookup_ns), tokens[self._num_taken]
             self._num_taken += 1

@@ -12,14 +12,13 @@ class Batch:
 
     __slots__ = ("cause", "needs", "pending", "ready_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: int) -> None:
         self.needs: list[tuple[int, int]] = []
         """(key, tokens)"""
         self.pending = 0
-        self.ready_ns = 0
-        """When the last of them came; 0 if all were there."""
-        self.cause = 0
-        """The number of the transfer that brought it."""
+        self.ready_ns, self.cause = now_ns, CPU_RESULT
+        """When the last of them came and by which transfer. What was there, came with its admission: only that by a CPU
+        result can end an idle interval."""
 
 
 class Needs:
@@ -32,7 +31,8 @@ class Needs:
     def __init__(self, wait: str) -> None:
         self._together, self._joins_when_ready = wait == "wait_all", wait == "as_ready"
         self._line: deque[Batch] = deque()
-        self._admitted = Batch()
+        self._now_ns = 0
+        self._admitted = Batch(0)
         self.awaited: dict[int, tuple[int, Batch]] = {}
         """key -> row of its lookup, and the batch that waits for it"""
         self._wave_results_ns: list[int] = []
@@ -41,15 +41,16 @@ class Needs:
 
     # ---- what happens
 
-    def open_batch(self) -> None:
+    def open_batch(self, now_ns: int) -> None:
         """A call admits needs: those of ``wait_all`` go together."""
+        self._now_ns = now_ns
         if self._together:
-            self._admitted = Batch()
+            self._admitted = Batch(now_ns)
             self._line.append(self._admitted)
 
     def add(self, key: int, tokens: int, row: int, is_awaited: bool) -> None:
         """A need has been admitted; ``row`` is its lookup's."""
-        batch = self._admitted if self._together else Batch()
+        batch = self._admitted if self._together else Batch(self._now_ns)
         batch.needs.append((key, tokens))
         if is_awaited:
             batch.pending += 1
@@ -91,7 +92,7 @@ class Needs:
         results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
         self._wave_results_ns.clear()
         batch = self._line[0] if self._line and not self._line[0].pending else None
-        if results_ns and (batch is None or results_ns[0] < batch.ready_ns):
+        if results_ns and (batch is None or results_ns[0] <= batch.ready_ns):
             return results_ns[0], CPU_RESULT, None
         if batch is None:
             return self.last_result_ns, CPU_RESULT, None

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.controller import Controller
 from sim.loader import Transfer
 from sim.policies.base import Gate
 from sim.transfers import Event
 from sim.types import Outcome, Step
-
-if TYPE_CHECKING:
-    from sim.gates import StepGate
-    from sim.workload import Schedule, Workload
+from sim.workload import Schedule, StepGate, Workload
 
 NONE = -1
 """In a field of a call that has nothing there: no key, no transfer, no link."""
@@ -120,7 +117,7 @@ class RecordedController(Controller):
         self.__dict__ = controller.__dict__
         self.log: list[Call] = []
         self._num_events = len(self.events)
-        self._num_ram_evictions = len(self.ram_evictions)
+        self._num_ram_evictions = 0
 
     def begin_sequence(self, sequence: int) -> None:
         super().begin_sequence(sequence)
@@ -186,8 +183,9 @@ class RecordedController(Controller):
                 decided[DECIDED[Event(kind)]].append(key)
             elif value != NONE:
                 decided["evicted"].append(value)
-        decided["ram_evicted"] = [key for _, key in self.ram_evictions[self._num_ram_evictions :]]
-        self._num_ram_evictions = len(self.ram_evictions)
+        evictions = self.ram.evictions if self.ram is not None else []
+        decided["ram_evicted"] = [key for _, key in evictions[self._num_ram_evictions :]]
+        self._num_ram_evictions = len(evictions)
         return {name: tuple(keys) for name, keys in decided.items()}
 
 
@@ -254,6 +252,7 @@ class _Replay:
     def __init__(self, controller: Controller, workload: Workload, asked_ns: Sequence[int] | None) -> None:
         self._controller = RecordedController(controller)
         self._in_flight: dict[tuple[int, int], Transfer] = {}  # by link and number
+        self._computing: set[int] = set()  # admitted needs of the current gate that have not been said to be done
         self._on_cpu: set[int] = set()
         self._predicting: set[int] = set()
         self._gates = _walk(workload, asked_ns)
@@ -266,9 +265,17 @@ class _Replay:
             got = self._controller.log[-1]
             if got != call:
                 return Difference(call, got)
-            cpu = [key for key, outcome in zip(got.keys, got.outcomes, strict=True) if outcome == Outcome.CPU]
-            self._on_cpu.update(cpu)
+            self._compute(got)
         return None
+
+    def _compute(self, call: Call) -> None:
+        if call.kind == "gate":
+            self._computing.clear()
+        for key, outcome in zip(call.keys, call.outcomes, strict=True):
+            if outcome != Outcome.SKIP:
+                self._computing.add(key)
+            if outcome == Outcome.CPU:
+                self._on_cpu.add(key)
 
     def _make(self, call: Call) -> str | None:
         """Call the controller as recorded; why that cannot be done, if so. The answer is the last entry of its log."""
@@ -313,8 +320,9 @@ class _Replay:
             self._on_cpu.remove(key)
             controller.cpu_done(key)
             return None
-        if not controller.waiting or not controller.pinned[key]:
+        if not controller.waiting or key not in self._computing:
             return f"key {key} is not being computed while needs wait for admission"
+        self._computing.remove(key)
         controller.need_done(key)
         return None
 

@@ -1,4 +1,4 @@
-"""The null device: what a virtual clock, a link and a compute stream do at each instant."""
+"""The null device: what a virtual clock, links, a CPU and a compute stream do at each instant."""
 
 from __future__ import annotations
 
@@ -7,127 +7,219 @@ import sys
 
 import pytest
 
-from real.device import TAIL, NullDevice
+from real.device import TAIL, NullDevice, Turn
+from unit.real.listening import Listening
 
 
-class Ends:
-    """Writes down (time, number) of every hand-over, and starts the transfers that are planned to follow one."""
-
-    def __init__(self, following: dict[int, int] | None = None) -> None:
-        self.device = NullDevice()
-        self.device.open(self)
-        self.seen: list[tuple[int, int]] = []
-        self.following = following or {}
-
-    def __call__(self, number: int) -> None:
-        self.seen.append((self.device.now_ns(), number))
-        if number in self.following:
-            start(self.device, number + 1, self.following[number])
+def listen(*engines: int) -> Listening:
+    return Listening(NullDevice(), engines or (1,))
 
 
-def start(device: NullDevice, number: int, nominal_ns: int) -> None:
-    device.transfer(number, key=0, moved_bytes=1, nominal_ns=nominal_ns)
+def never() -> bool:
+    return False
 
 
-def test_the_clock_moves_in_compute_and_in_wait_only() -> None:
-    device = Ends().device
-    start(device, 0, 5)
-    assert device.now_ns() == 0
-    device.compute(0, 1, 3)
-    assert device.now_ns() == 3
-    device.wait(0)
-    assert device.now_ns() == 5
-    device.compute(TAIL, 1, 0)
-    assert device.now_ns() == 5
+def test_the_clock_moves_on_the_main_threads_behalf_only() -> None:
+    heard = listen()
+    heard.serve(0, 5)
+    assert heard.device.now_ns() == 0
+    heard.device.compute(0, 1, 3)
+    assert heard.device.now_ns() == 3
+    heard.device.wait(lambda: bool(heard.seen), str)
+    assert heard.device.now_ns() == 5
+    heard.device.compute(TAIL, 1, 0)
+    assert heard.device.now_ns() == 5
+    heard.device.sleep_until(9, Turn.GATE)
+    assert heard.device.now_ns() == 9
+    heard.device.sleep_until(2, Turn.GATE)
+    assert heard.device.now_ns() == 9
 
 
-def test_the_link_serves_one_transfer_after_another() -> None:
-    ends = Ends()
-    start(ends.device, 0, 4)
-    start(ends.device, 1, 3)
-    ends.device.compute(0, 1, 20)
-    assert ends.seen == [(4, 0), (7, 1)]
-    assert [ends.device.service_ns(number) for number in (0, 1)] == [(0, 4), (4, 7)]
+def test_what_ends_with_the_computation_is_handed_over_before_compute_returns() -> None:
+    heard = listen()
+    heard.serve(0, 4)
+    heard.device.compute_on_cpu(7, 1, 4)
+    heard.device.compute(0, 1, 4)
+    assert heard.seen == [(4, "end", 0), (4, "cpu", 7)]
 
 
-def test_a_transfer_that_ends_with_the_computation_is_handed_over_before_compute_returns() -> None:
-    ends = Ends()
-    start(ends.device, 0, 4)
-    ends.device.compute(0, 1, 4)
-    assert ends.seen == [(4, 0)]
+def test_what_ends_after_the_computation_is_not() -> None:
+    heard = listen()
+    heard.serve(0, 5)
+    heard.device.compute(0, 1, 4)
+    assert heard.seen == []
 
 
-def test_a_transfer_that_ends_after_the_computation_is_not() -> None:
-    ends = Ends()
-    start(ends.device, 0, 5)
-    ends.device.compute(0, 1, 4)
-    assert ends.seen == []
-    assert ends.device.service_ns(0) == (0, -1)
-
-
-def test_a_transfer_started_by_a_hand_over_is_served_in_the_same_computation() -> None:
+def test_what_a_hand_over_begins_may_end_in_the_same_computation() -> None:
     """0 ends at 4 and starts 1 (4 ns), which starts 2 (0 ns): both end at 8 with the computation."""
-    ends = Ends({0: 4, 1: 0})
-    start(ends.device, 0, 4)
-    ends.device.compute(0, 1, 8)
-    assert ends.seen == [(4, 0), (8, 1), (8, 2)]
+    heard = listen()
+    heard.then = {("end", 0): lambda: heard.serve(1, 4), ("end", 1): lambda: heard.serve(2, 0)}
+    heard.serve(0, 4)
+    heard.device.compute(0, 1, 8)
+    assert heard.seen == [(4, "end", 0), (8, "end", 1), (8, "end", 2)]
 
 
-def test_transfers_of_no_duration_end_at_once_but_not_inside_the_call_that_starts_them() -> None:
-    ends = Ends()
-    start(ends.device, 0, 0)
-    start(ends.device, 1, 0)
-    assert ends.seen == []
-    ends.device.compute(0, 1, 0)
-    assert ends.seen == [(0, 0), (0, 1)]
+def test_a_service_of_no_duration_does_not_end_inside_the_call_that_begins_it() -> None:
+    heard = listen()
+    heard.serve(0, 0)
+    assert heard.seen == []
+    heard.device.compute(0, 1, 0)
+    assert heard.seen == [(0, "end", 0)]
+
+
+def test_at_one_instant_transfers_come_by_number_then_results_then_predictions() -> None:
+    heard = listen(1, 1, 1)
+    heard.device.predict(3, 4)
+    heard.device.compute_on_cpu(9, 1, 1)
+    heard.device.compute_on_cpu(8, 1, 3)
+    heard.device.predict(4, 4)
+    heard.serve(6, 4, link=2)
+    heard.serve(5, 4, link=0)
+    heard.serve(2, 4, link=1)
+    heard.device.sleep_until(4, Turn.GATE)
+    same = [(4, "end", 2), (4, "end", 5), (4, "end", 6), (4, "cpu", 8), (4, "prediction", 3), (4, "prediction", 4)]
+    assert heard.seen == [(1, "cpu", 9), *same]
+
+
+def test_of_one_transfer_the_outer_links_end_comes_first() -> None:
+    heard = listen(1, 1)
+    heard.then = {("head", 0): lambda: heard.serve(0, 2, link=0)}
+    heard.serve(0, 4, link=1, head_ns=2)
+    heard.device.wait(lambda: len(heard.seen) == 2, str)
+    assert heard.seen == [(2, "head", 0), (4, "end", 0)]
+    heard.device.sleep_until(4, Turn.GATE)
+    assert heard.seen[2:] == [(4, "end", 0)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "seen"),
+    [
+        (Turn.CPU_RESULTS, ["end"]),
+        (Turn.NEED_DONE, ["end", "cpu"]),
+        (Turn.GATE, ["end", "cpu", "prediction"]),
+    ],
+)
+def test_a_sleep_hands_over_what_comes_before_a_turn(turn: Turn, seen: list[str]) -> None:
+    heard = listen()
+    heard.device.predict(0, 4)
+    heard.device.compute_on_cpu(0, 1, 4)
+    heard.serve(0, 4)
+    heard.device.sleep_until(4, turn)
+    assert [what for what, _ in heard.what] == seen
+
+
+def test_the_cpu_computes_one_need_after_another() -> None:
+    heard = listen()
+    heard.device.compute_on_cpu(1, 1, 4)
+    heard.device.compute_on_cpu(2, 1, 3)
+    heard.device.compute(0, 1, 20)
+    heard.device.compute_on_cpu(3, 1, 5)
+    heard.device.compute(0, 1, 20)
+    assert heard.seen == [(4, "cpu", 1), (7, "cpu", 2), (25, "cpu", 3)]
 
 
 def test_waiting_hands_over_what_ends_before_and_nothing_after() -> None:
-    ends = Ends()
-    for number in range(3):
-        start(ends.device, number, 4)
-    ends.device.wait(1)
-    assert ends.seen == [(4, 0), (8, 1)]
-    ends.device.wait(0)
-    assert ends.device.now_ns() == 8
+    heard = listen(2)
+    heard.serve(0, 4)
+    heard.serve(1, 4, engine=1, latency_ns=4)
+    heard.device.wait(lambda: bool(heard.seen), str)
+    assert heard.seen == [(4, "end", 0)]
 
 
-@pytest.mark.parametrize("number", [-1, 1])
-def test_waiting_for_a_transfer_that_was_never_started_is_refused(number: int) -> None:
-    device = Ends().device
-    start(device, 0, 1)
-    with pytest.raises(ValueError, match=f"cannot wait for transfer {number}: 1 transfers were started"):
-        device.wait(number)
+def test_waiting_for_what_nothing_can_bring_is_refused_and_says_so() -> None:
+    heard = listen()
+    heard.serve(0, 4)
+    with pytest.raises(RuntimeError, match="the moon is missing, but nothing is under way"):
+        heard.device.wait(never, lambda: "the moon is missing")
 
 
-def test_starting_a_transfer_out_of_order_is_refused() -> None:
-    with pytest.raises(ValueError, match="transfer 1 was started as the 0th"):
-        start(Ends().device, 1, 1)
+def test_two_engines_share_their_link() -> None:
+    """0 alone to 10, 20 of its 30 left; shared it is through at 50, when 1 has done 20 of its 30."""
+    heard = listen(2)
+    heard.serve(0, 30)
+    heard.device.compute(0, 1, 10)
+    heard.serve(1, 30, engine=1)
+    heard.device.compute(0, 1, 90)
+    assert heard.seen == [(50, "end", 0), (60, "end", 1)]
 
 
-def test_closing_cuts_what_is_on_the_link() -> None:
-    ends = Ends()
-    start(ends.device, 0, 4)
-    start(ends.device, 1, 4)
-    ends.device.compute(0, 1, 2)
-    ends.device.close()
-    ends.device.compute(0, 1, 20)
-    assert ends.seen == []
-    assert [ends.device.service_ns(number) for number in (0, 1)] == [(0, -1), (-1, -1)]
+def test_an_engine_that_serves_is_not_given_more() -> None:
+    heard = listen()
+    heard.serve(0, 1)
+    with pytest.raises(ValueError, match="engine 0 of link 0 is not free"):
+        heard.serve(1, 1)
+
+
+def test_a_cut_asked_for_is_reported_at_the_end_of_the_chunk() -> None:
+    """Chunks of 2 end at 2, 4 and 6; asked at 3, the one that ends at 4 is reported, and then no other."""
+    heard = listen()
+    service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
+    heard.device.compute(0, 1, 3)
+    heard.device.ask_cut(service)
+    heard.device.ask_cut(service)
+    heard.device.compute(0, 1, 9)
+    assert heard.seen == [(4, "chunk to 4", 0), (7, "end", 0)]
+
+
+@pytest.mark.parametrize(("at_ns", "seen"), [(4, "chunk to 6"), (6, "end"), (5, "chunk to 6")])
+def test_a_chunk_that_ends_at_an_instant_ends_before_what_the_main_thread_does_then(at_ns: int, seen: str) -> None:
+    heard = listen()
+    service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
+    heard.device.compute(0, 1, at_ns)
+    heard.device.ask_cut(service)
+    heard.device.compute(0, 1, 9)
+    assert heard.what[0][0] == seen
+
+
+@pytest.mark.parametrize(("other", "chunk_ns"), [(1, 2), (3, 4)])
+def test_a_chunks_end_has_its_place_among_the_transfers_of_its_instant(other: int, chunk_ns: int) -> None:
+    """The end of another transfer at 2 asks for a cut of transfer 2, whose chunks end at 2 and 4."""
+    heard = listen(1, 1)
+    service = heard.serve(2, 7, moved_bytes=7, chunk_bytes=2)
+    heard.serve(other, 2, link=1)
+    heard.then = {("end", other): lambda: heard.device.ask_cut(service)}
+    heard.device.compute(0, 1, 20)
+    assert [now for now, what, _ in heard.seen if what.startswith("chunk")] == [chunk_ns]
+
+
+def test_a_service_that_is_stopped_at_a_chunk_never_ends() -> None:
+    heard = listen()
+    service = heard.serve(0, 6, moved_bytes=6, chunk_bytes=2)
+    heard.device.ask_cut(service)
+
+    def cut() -> None:
+        heard.device.stop(service)
+        heard.serve(1, 3)
+
+    heard.then = {("chunk to 2", 0): cut}
+    heard.device.compute(0, 1, 20)
+    assert heard.seen == [(2, "chunk to 2", 0), (5, "end", 1)]
+
+
+def test_closing_cuts_what_is_under_way() -> None:
+    heard = listen(2)
+    heard.serve(0, 4, moved_bytes=4, head_ns=3)
+    heard.device.compute_on_cpu(1, 1, 4)
+    heard.device.predict(1, 4)
+    heard.device.compute(0, 1, 2)
+    heard.device.close()
+    heard.device.compute(0, 1, 20)
+    assert heard.seen == []
 
 
 def test_a_device_can_be_opened_again() -> None:
-    ends = Ends()
-    start(ends.device, 0, 4)
-    ends.device.compute(0, 1, 5)
-    ends.device.open(ends)
-    assert ends.device.now_ns() == 0
-    start(ends.device, 0, 1)
-    ends.device.wait(0)
-    assert ends.seen == [(4, 0), (1, 0)]
+    heard = listen()
+    heard.serve(0, 4)
+    heard.device.compute(0, 1, 5)
+    again = Listening(heard.device)
+    assert heard.device.now_ns() == 0
+    again.serve(0, 1)
+    heard.device.wait(lambda: bool(again.seen), str)
+    assert (heard.seen, again.seen) == ([(4, "end", 0)], [(1, "end", 0)])
 
 
-def test_the_real_driver_loads_neither_simpy_nor_torch_nor_hydra() -> None:
-    code = "import real.driver, sys; print(sorted({'simpy', 'torch', 'hydra'} & set(sys.modules)))"
+@pytest.mark.parametrize("module", ["real.driver", "real.paced", "real.device"])
+def test_what_drives_a_device_loads_neither_simpy_nor_torch_nor_hydra(module: str) -> None:
+    code = f"import {module}, sys; print(sorted({{'simpy', 'torch', 'hydra'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
