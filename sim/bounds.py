@@ -9,10 +9,11 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.controller import Controller
 from sim.costs import Durations
-from sim.policies.base import IntArray, PrecisionSelector
+from sim.policies.base import IntArray
 from sim.slots import Slots
-from sim.types import SKIP
+from sim.types import SKIP, Place
 from sim.workload import Needs, Workload
 
 
@@ -30,42 +31,77 @@ class Bounds:
         return max(self.compute_ns, self.link_ns)
 
 
-def lower_bounds(workload: Workload, durations: Durations, selector: PrecisionSelector, slots: Slots) -> Bounds:
-    """Bounds for every choice of cache, prefetch and loader, and every variant that the selector may choose.
+def lower_bounds(workload: Workload, durations: Durations, controller: Controller) -> Bounds:
+    """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
 
-    Compute: dense work, tails, and each need at its cheapest permitted variant. Link: needs that must be served at the
-    highest precision, loaded as few times as any cache of the same bytes and the same initial contents allows
-    (``fewest_loads``); a need that a lower precision or a skip may serve counts nothing.
+    Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
+    skipped or computed on the CPU). Link 0: needs that must be served by a load of the highest precision, loaded as few
+    times as any cache of the same bytes and the same initial contents allows (``fewest_loads``). What a lower
+    precision, a skip, the CPU or a part of the bytes may serve counts nothing.
     """
-    geometry, needs = slots.geometry, workload.needs
-    permitted = _permitted(selector, needs)
-    must_be_high = np.array([answers == (0,) for answers in permitted], np.bool_)
-    item = needs.tick % geometry.sites * geometry.units + needs.expert
+    needs, slots, loader = workload.needs, controller.slots, controller.loader
+    geometry = slots.geometry
+    permitted = _permitted(controller, needs)
+    must_load = np.array([answers == (0,) for answers in permitted], np.bool_)
+    if not (_loads_all(controller) and controller.payload.whole):
+        must_load[:] = False
+    item = workload.gate_site[needs.tick] * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
+    least_bytes = min(geometry.bytes_of(geometry.key(0, site, 0)) for site in range(geometry.sites))
     # The budget, not what this cache makes of it: the bound is for every cache.
-    high_slots = geometry.capacity_bytes // geometry.variant_bytes[0]
-    # A gate of one token is never served in waves: any pool must hold what one token needs.
-    count = np.bincount(needs.tick)
-    whole = count[needs.tick] <= geometry.top_k
-    loads = fewest_loads(needs.tick[must_be_high], item[must_be_high], high_slots, held, whole[must_be_high])
-    belady: int | None = None
-    why: str | None = "variants of several sizes"
-    if len(geometry.precisions) == 1:
-        belady, why = _fewest_by_pool(needs, item, slots, held, whole), None
-    return Bounds(_compute_ns(workload, durations, permitted), loads * durations.transfer_ns(geometry.variant_bytes[0]),
-                  belady, why)  # fmt: skip
+    high_slots = geometry.capacity_bytes // least_bytes + loader.staging_slots
+    count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
+    # A gate of one token is not served in waves: any pool must hold what one token needs (staging need not). Pools that
+    # may overflow hold every gate's needs until the next.
+    overflows = loader.retention == "after_batch"
+    stays = loader.replay_unit == "union" and not loader.staging_slots
+    whole = ((count <= geometry.top_k) | overflows) & stays
+    over = count + loader.staging_slots if overflows else np.zeros_like(count)
+    loads = fewest_loads(needs.tick[must_load], item[must_load], high_slots, held, whole[must_load], over[must_load])
+    why = _why_no_belady(controller)
+    belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
+    return Bounds(_compute_ns(workload, durations, permitted, _loads_all(controller)),
+                  _link_ns(durations, controller.route.engines[0], loads, least_bytes), belady, why)  # fmt: skip
+
+
+def _loads_all(controller: Controller) -> bool:
+    """Whether every need is computed on the device."""
+    return controller.placement.constant == Place.LOAD
+
+
+def _link_ns(durations: Durations, engines: int, loads: int, size: int) -> int:
+    """The least time of so many services: their bytes share one bandwidth, and each engine serves one at a time."""
+    if not loads:
+        return 0
+    hop, latency = durations.hop_ns(0, size), durations.latency_ns(0)
+    return max(latency + loads * (hop - latency), -(-loads * hop // engines)) if engines > 1 else loads * hop
+
+
+def _why_no_belady(controller: Controller) -> str | None:
+    """Why Belady's rule does not give the fewest loads, if it does not."""
+    geometry, loader = controller.geometry, controller.loader
+    if len(geometry.precisions) > 1 or geometry.site_bytes is not None:
+        return "variants of several sizes"
+    if not _loads_all(controller):
+        return "needs that may be computed elsewhere or not at all"
+    if not controller.payload.whole:
+        return "accesses that move parts of a variant"
+    if loader.staging_slots or loader.retention != "strict":
+        return "variants held outside the pools"
+    return None
 
 
 def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int],
-                 whole: NDArray[np.bool_] | None = None) -> int:  # fmt: skip
+                 whole: NDArray[np.bool_] | None = None, over: IntArray | None = None) -> int:  # fmt: skip
     """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal slots.
 
     Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the
     most such intervals that fit are found by dropping, whenever too many overlap, those that end last (Belady's rule).
     At its own gate's boundary an item takes a slot anyway where ``whole`` is set for its request: such a gate's needs
     are pinned together until the next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what
-    is kept counts. Valid below every run: its residents at a boundary never exceed the slots, and each need that was
-    not resident at its gate's boundary is loaded at least once.
+    is kept counts. ``over``, by request: how many items its gate may leave even where that is more than ``slots``
+    (``retention: after_batch``). Valid below every run: its residents at a boundary never exceed the slots, and each
+    need that was not resident at its gate's boundary is loaded at least once.
     """
     next_use: dict[int, int] = {}
     upcoming: list[int] = [0] * len(item)
@@ -80,9 +116,9 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
         kept[what] = until
         heappush(ends, (-until, what))
 
-    def trim(pinned: frozenset[int]) -> None:
+    def trim(pinned: frozenset[int], capacity: int) -> None:
         held_back = []
-        free = slots - len(pinned) + sum(what in kept for what in pinned)
+        free = capacity - len(pinned) + sum(what in kept for what in pinned)
         while len(kept) > free:
             end, what = heappop(ends)
             if kept.get(what) != -end:
@@ -97,7 +133,7 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
     for what in initial:
         if what in next_use:
             keep(what, next_use[what])
-    trim(frozenset())
+    trim(frozenset(), slots)
     loads = 0
     index = 0
     while index < len(items):
@@ -110,7 +146,8 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
             if upcoming[at] >= 0:
                 keep(items[at], upcoming[at])
         pinned = frozenset(items[gate:index]) if whole is not None and whole[gate] else frozenset()
-        trim(pinned if len(pinned) <= slots else frozenset())
+        capacity = slots if over is None else max(slots, int(over[gate]))
+        trim(pinned if len(pinned) <= capacity else frozenset(), capacity)
     return loads
 
 
@@ -127,20 +164,36 @@ def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], 
     return total
 
 
-def _permitted(selector: PrecisionSelector, needs: Needs) -> list[tuple[int, ...]]:
+def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
+    """By need, every precision that may serve it, and SKIP where it may be left out."""
+    selector, last = controller.selector, len(controller.geometry.precisions) - 1
+
+    def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
+        # What is there at a higher precision serves, too; at a lower one only where the loader says so.
+        lowest = last if controller.loader.low_for_high else max(answers)
+        return (*range(lowest + 1), *(SKIP for answer in answers if answer == SKIP))
+
     if selector.constant is not None:
-        return [(selector.constant,)] * len(needs.tick)
+        return [serving((selector.constant,))] * len(needs.tick)
     scores, back = np.unique(needs.score, return_inverse=True)
-    answers = [selector.permitted(score) for score in scores.tolist()]
-    return [answers[index] for index in back.tolist()]
+    found = [serving(selector.permitted(score)) for score in scores.tolist()]
+    return [found[index] for index in back.tolist()]
 
 
-def _compute_ns(workload: Workload, durations: Durations, permitted: list[tuple[int, ...]]) -> int:
-    total = sum(sum(durations.dense_ns(step)) + durations.tail_ns(step) for step in workload.steps)
-    cheapest: dict[tuple[tuple[int, ...], int], int] = {}
-    for answers, tokens in zip(permitted, workload.needs.tokens.tolist(), strict=True):
-        if (answers, tokens) not in cheapest:
-            costs = (0 if p == SKIP else durations.expert_ns(p, tokens) for p in answers)
-            cheapest[answers, tokens] = min(costs)
-        total += cheapest[answers, tokens]
+def _compute_ns(workload: Workload, durations: Durations, permitted: list[tuple[int, ...]], loads_all: bool) -> int:
+    host = durations.host
+    total = workload.num_gates * (host.sync_ns + host.issue_ns + host.post_ns)
+    for step in workload.steps:
+        dense = durations.dense_ns(step)
+        total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
+    if not loads_all:
+        return total
+    cheapest: dict[tuple[tuple[int, ...], int, int], int] = {}
+    needs = workload.needs
+    sites = workload.gate_site[needs.tick].tolist()
+    for at in zip(permitted, sites, needs.tokens.tolist(), strict=True):
+        if at not in cheapest:
+            answers, site, tokens = at
+            cheapest[at] = min(0 if p == SKIP else durations.expert_ns(p, site, tokens) for p in answers)
+        total += cheapest[at]
     return total

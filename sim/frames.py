@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,154 +10,182 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sim.controller import Controller, Event
+from sim.controller import Controller
 from sim.costs import Durations
 from sim.policies.base import IntArray
-from sim.record import Record
+from sim.record import NO_REQUEST, Record
 from sim.stalls import STALL_PARTS, split_stalls
-from sim.trace import TraceSequence
-from sim.types import SKIP, Outcome, PrefetchOutcome
+from sim.trace import DECODE, TraceSequence
+from sim.transfer_frames import Traffic, labels
+from sim.transfers import Event
+from sim.types import SKIP, Outcome
 from sim.workload import Workload
 
 Ints = NDArray[np.int64]
 LOOKUP_OUTCOMES = [outcome.name.lower() for outcome in Outcome]
-PREFETCH_OUTCOMES = [outcome.name.lower() for outcome in PrefetchOutcome]
+HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
+MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
+NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Tables of one run. Times in ns from the first arrival, sizes in bytes."""
+    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the device outwards."""
 
     controller: Controller
     workload: Workload
     durations: Durations
     record: Record
-    link_name: str
+    link_names: Sequence[str]
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What moved over the links."""
+        return Traffic(self.controller, self.durations, self.record, self.link_names)
+
+    @property
+    def transfers(self) -> pl.DataFrame:
+        """One row a hop of an issued transfer."""
+        return self.traffic.table
+
+    # ---- time
+
+    @property
+    def first_arrival_ns(self) -> int:
+        """When the first request arrives; what passes before is no part of the makespan."""
+        return min(self.workload.arrivals_ns.values()) if self.workload.is_timed else 0
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first arrival to the end of the last computation."""
+        return self.record.makespan_ns - self.first_arrival_ns
+
+    @cached_property
+    def stalls(self) -> dict[str, Ints]:
+        """Each idle interval's parts, in ns."""
+        parts = split_stalls(self.record, self.controller.issued, self.durations, self.controller.slots.key_bytes)
+        if self.first_arrival_ns:
+            start, cause = np.array(self.record.idle_start_ns, np.int64), np.array(self.record.idle_cause, np.int64)
+            early = np.where(cause == NO_REQUEST, np.maximum(0, self.first_arrival_ns - start), 0)
+            parts["no_request"] = parts["no_request"] - early
+        return parts
+
+    # ---- needs
+
+    @cached_property
+    def outcomes(self) -> Ints:
+        """The outcome of each lookup."""
+        return np.array(self.controller.lookup_outcomes, np.int64)
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
-        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its admission."""
-        c, g, needs = self.controller, self.controller.geometry, self.workload.needs
+        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its admission.
+
+        ``phase`` is that of its step: ``prefill`` where any row is a prompt's.
+        """
+        c, workload, needs = self.controller, self.workload, self.workload.needs
         key = np.array(c.lookup_keys, np.int64)
-        served = np.where(key == SKIP, SKIP, key // g.plane)
+        served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
         wanted = np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(len(key), np.int64)
-        names = np.array([*g.precisions, None], dtype=object)  # index -1: skipped
+        names = [*c.geometry.precisions, None]
+        step = workload.gate_step[needs.tick]
+        is_decode = np.array([step.decode for step in workload.steps], np.bool_)
         return pl.DataFrame({
             "tick": needs.tick,
-            "step": needs.tick // g.sites,
-            "site": needs.tick % g.sites,
+            "step": step,
+            "phase": labels(is_decode[step], ["prefill", "decode"]),
+            "site": workload.gate_site[needs.tick],
             "key": key,
             "expert": needs.expert,
-            "wanted": pl.Series(names[wanted].tolist(), dtype=pl.String),
-            "served": pl.Series(names[served].tolist(), dtype=pl.String),
-            "outcome": _labels(c.lookup_outcomes, LOOKUP_OUTCOMES),
+            "wanted": labels(wanted % len(names), names),  # SKIP, -1, is the last name
+            "served": labels(served % len(names), names),
+            "outcome": labels(self.outcomes, LOOKUP_OUTCOMES),
             "tokens": needs.tokens,
             "weight": needs.weight,
             "gate_ns": np.array(self.record.lookup_ns, np.int64),
             "ready_ns": np.array(self.record.ready_ns, np.int64),
         })  # fmt: skip
 
-    @cached_property
-    def queued_ns(self) -> list[int]:
-        """When each issued transfer was queued, by number."""
-        calls = self.record.call_ns
-        return [calls[transfer.call - 1] for transfer in self.controller.issued]
-
-    @cached_property
-    def transfers(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer. What the run's end cut has moved its share of bytes, rounded down."""
-        c, makespan = self.controller, self.record.makespan_ns
-        key = np.array([t.key for t in c.issued], np.int64)
-        prefetch = np.array([t.prefetch for t in c.issued], np.bool_)
-        start, end = np.array(self.record.start_ns, np.int64), np.array(self.record.service_end_ns, np.int64)
-        size = np.array([t.moved_bytes for t in c.issued], np.int64)
-        cut = np.flatnonzero(end < 0)
-        start, end = np.where(start < 0, makespan, start), np.where(end < 0, makespan, end)
-        for number in cut.tolist():
-            service_ns = self.durations.transfer_ns(int(size[number]))
-            size[number] = int(size[number]) * int(end[number] - start[number]) // max(service_ns, 1)
-        outcome = np.where(prefetch, np.array([t.outcome for t in c.issued], np.int64), len(PREFETCH_OUTCOMES))
-        victim = pl.Series([t.victims[0] if t.victims else None for t in c.issued], dtype=pl.Int64)
-        return pl.DataFrame({
-            "number": np.arange(len(key)),
-            "link": pl.repeat(self.link_name, len(key), eager=True, dtype=pl.String),
-            "hop": np.zeros(len(key), np.int64),
-            "key": key,
-            "class": pl.Series(["prefetch" if p else "demand" for p in prefetch.tolist()], dtype=pl.String),
-            "moved_bytes": size,
-            "queued_ns": np.array(self.queued_ns, np.int64),
-            "start_ns": start,
-            "end_ns": end,
-            "victim": victim,
-            "outcome": _labels(outcome, [*PREFETCH_OUTCOMES, "loaded"]),
-        })  # fmt: skip
-
-    @cached_property
-    def stalls(self) -> dict[str, Ints]:
-        """Each idle interval's parts, in ns."""
-        return split_stalls(self.record, [t.prefetch for t in self.controller.issued], self.queued_ns)
+    # ---- steps and requests
 
     @cached_property
     def tokens(self) -> pl.DataFrame:
-        """One row a token produced, or a prefill step, of a sequence."""
-        steps, record, trace = self.workload.steps, self.record, self.workload.trace
-        start, end = np.array(record.step_start_ns, np.int64), np.array(record.step_end_ns, np.int64)
-        idle_from, idle_to = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
-        stall = np.zeros(len(steps), np.int64)
-        np.add.at(stall, np.searchsorted(start, idle_from, side="right") - 1, idle_to - idle_from)
-        hits, misses = self._hits_and_misses(len(steps))
-        at = np.repeat(np.arange(len(steps)), [len(step.sequences) for step in steps])
-        sequence = np.array([s for step in steps for s in step.sequences], np.int64)
-        rows = self.workload.row
-        last = {(int(s), i): int(p) for i, step in enumerate(steps)
-                for s, p in zip(trace.sequence[rows[step.start:step.stop]], trace.position[rows[step.start:step.stop]],
-                                strict=True)}  # fmt: skip
-        decode = np.array([step.decode for step in steps], np.bool_)[at]
-        return pl.DataFrame({
-            "step": at,
-            "sequence": sequence,
-            "position": np.array([last[s, i] for s, i in zip(sequence.tolist(), at.tolist(), strict=True)], np.int64),
-            "phase": pl.Series(["decode" if d else "prefill" for d in decode.tolist()], dtype=pl.String),
-            "start_ns": start[at],
-            "end_ns": end[at],
-            "compute_ns": (end - start - stall)[at],
-            "stall_ns": stall[at],
-            "hits": hits[at],
-            "misses": misses[at],
-        })  # fmt: skip
+        """One row a token produced, or a prefill step, of a sequence. A step of several gives each of them a row.
 
-    def _hits_and_misses(self, num_steps: int) -> tuple[Ints, Ints]:
-        step = self.workload.needs.tick // self.workload.sites
-        outcome = np.array(self.controller.lookup_outcomes, np.int64)
-        hit = np.isin(outcome, [Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH])
-        miss = np.isin(outcome, [Outcome.LATE, Outcome.PROMOTED, Outcome.MISS])
-        return (np.bincount(step[hit], minlength=num_steps).astype(np.int64),
-                np.bincount(step[miss], minlength=num_steps).astype(np.int64))  # fmt: skip
+        ``phase``: ``prefill`` where the sequence's last row in the step is its prompt's.
+        """
+        record = self.record
+        start, end = np.array(record.step_start_ns, np.int64), np.array(record.step_end_ns, np.int64)
+        stall = self._stall_by_step(start)
+        hits, misses = self._by_step(HITS), self._by_step(MISSES)
+        last = self._last_rows()
+        at = last["step"].to_numpy()
+        return last.select(
+            "step", "sequence", "position",
+            pl.when(pl.col("phase") == DECODE).then(pl.lit("decode")).otherwise(pl.lit("prefill")).alias("phase"),
+            pl.Series("start_ns", start[at]),
+            pl.Series("end_ns", end[at]),
+            pl.Series("compute_ns", (end - start - stall)[at]),
+            pl.Series("stall_ns", stall[at]),
+            pl.Series("hits", hits[at]),
+            pl.Series("misses", misses[at]),
+        )  # fmt: skip
+
+    def _last_rows(self) -> pl.DataFrame:
+        """Step, sequence, position and phase of the last row that each sequence has in each step, in order."""
+        steps, trace, row = self.workload.steps, self.workload.trace, self.workload.row
+        rows = pl.DataFrame({
+            "step": np.repeat(np.arange(len(steps)), [step.rows for step in steps]),
+            "sequence": trace.sequence[row].astype(np.int64),
+            "position": trace.position[row].astype(np.int64),
+            "phase": trace.phase[row].astype(np.int64),
+        })  # fmt: skip
+        return rows.group_by("step", "sequence", maintain_order=True).last()
+
+    def _stall_by_step(self, step_start: Ints) -> Ints:
+        """Idle time inside each step: what lies between steps is no step's."""
+        idle_from, idle_to = np.array(self.record.idle_start_ns, np.int64), np.array(self.record.idle_end_ns, np.int64)
+        inside = np.array(self.record.idle_cause, np.int64) != NO_REQUEST
+        stall = np.zeros(len(step_start), np.int64)
+        at = np.searchsorted(step_start, idle_from[inside], side="right") - 1
+        np.add.at(stall, at, (idle_to - idle_from)[inside])
+        return stall
+
+    def _by_step(self, outcomes: Sequence[Outcome]) -> Ints:
+        """How many lookups of each step had one of ``outcomes``."""
+        step = self.workload.gate_step[self.workload.needs.tick]
+        chosen = np.isin(self.outcomes, outcomes)
+        return np.bincount(step[chosen], minlength=len(self.workload.steps)).astype(np.int64)
 
     @cached_property
     def sequences(self) -> pl.DataFrame:
         """One row a request. Closed loop: a request arrives when its first step can begin."""
         by_number: dict[int, TraceSequence] = {s.sequence: s for s in self.workload.sequences}
         times = self.tokens.group_by("sequence", maintain_order=True).agg(
-            arrival_ns=pl.col("start_ns").min(),
+            start_ns=pl.col("start_ns").min(),
             first_token_ns=pl.col("end_ns").filter(pl.col("phase") == "prefill").max(),
             first_decode_ns=pl.col("end_ns").min(),
             end_ns=pl.col("end_ns").max(),
             stall_ns=pl.col("stall_ns").sum(),
         )
-        known = [by_number[s] for s in times["sequence"].to_list()]
+        numbers = times["sequence"].to_list()
+        known = [by_number[s] for s in numbers]
+        arrivals = self.workload.arrivals_ns
+        arrival = [arrivals[s] for s in numbers] if self.workload.is_timed else times["start_ns"]
         return times.select(
             "sequence",
             pl.Series("split", [s.split for s in known], dtype=pl.String),
             pl.Series("domain", [s.domain for s in known], dtype=pl.String),
             pl.Series("prompt_tokens", [s.prompt_tokens for s in known], dtype=pl.Int64),
             pl.Series("decode_tokens", [s.decode_tokens for s in known], dtype=pl.Int64),
-            "arrival_ns",
+            pl.Series("arrival_ns", arrival, dtype=pl.Int64),
             # A trace without prompts gives its first token at the end of its first step.
             pl.coalesce("first_token_ns", "first_decode_ns").alias("first_token_ns"),
             "end_ns",
             "stall_ns",
         )
+
+    # ---- answers
 
     @cached_property
     def decisions(self) -> pl.DataFrame:
@@ -169,18 +198,18 @@ class Frames:
         call = np.concatenate([looked_up, events[:, 0]])
         key = np.concatenate([np.array(c.lookup_keys, np.int64), events[:, 2]])
         value = np.concatenate([np.full(len(tick), -1), events[:, 3]])
-        outcome = np.concatenate([np.array(c.lookup_outcomes, np.int64), np.full(len(events), len(LOOKUP_OUTCOMES))])
+        outcome = np.concatenate([self.outcomes, np.full(len(events), len(LOOKUP_OUTCOMES))])
         order = np.argsort(call, kind="stable")
         is_issue = kind[order] == Event.ISSUE
         victim = pl.Series(np.where(is_issue, value[order], -1), dtype=pl.Int64)
         names = ["lookup", *(event.name.lower() for event in Event)]
         return pl.DataFrame({
             "call": call[order],
-            "kind": _labels(kind[order] + 1, names),
+            "kind": labels(kind[order] + 1, names),
             "tick": np.searchsorted(calls, call[order], side="right") - 1,
             "key": key[order],
             "victim": victim.replace(-1, None),
-            "outcome": _labels(outcome[order], [*LOOKUP_OUTCOMES, None]),
+            "outcome": labels(outcome[order], [*LOOKUP_OUTCOMES, None]),
         })  # fmt: skip
 
     def _lookup_calls(self, tick: IntArray, gate_calls: Ints) -> Ints:
@@ -207,17 +236,15 @@ def idle_ns(frames: Frames) -> dict[str, int]:
 
 def compute_busy_ns(frames: Frames) -> int:
     """What the compute stream had to do, summed operation by operation, in ns."""
-    steps, durations = frames.workload.steps, frames.durations
-    dense = sum(sum(durations.dense_ns(step)) + durations.tail_ns(step) for step in steps)
-    key = np.array(frames.controller.lookup_keys, np.int64)
-    kept = key != SKIP
-    pairs = np.stack([key[kept] // frames.controller.geometry.plane, frames.workload.needs.tokens[kept]])
-    kinds, count = np.unique(pairs, axis=1, return_counts=True)
-    experts = sum(durations.expert_ns(int(p), int(t)) * int(n) for (p, t), n in zip(kinds.T, count, strict=True))
-    return dense + experts
-
-
-def _labels(codes: object, names: list[str] | list[str | None]) -> pl.Series:
-    """Codes as strings: dictionary-encoded, so that a million rows cost a million bytes."""
-    index = pl.Series(np.asarray(codes, np.uint32))
-    return pl.Series(names, dtype=pl.String).gather(index)
+    workload, durations = frames.workload, frames.durations
+    total = 0
+    for step in workload.steps:
+        dense = durations.dense_ns(step)
+        total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
+    kept = ~np.isin(frames.outcomes, NOT_ON_DEVICE)
+    key = np.array(frames.controller.lookup_keys, np.int64)[kept] // frames.controller.geometry.units
+    kinds, count = np.unique(np.stack([key, workload.needs.tokens[kept]]), axis=1, return_counts=True)
+    sites = frames.controller.geometry.sites
+    for (variant, tokens), times in zip(kinds.T.tolist(), count.tolist(), strict=True):
+        total += durations.expert_ns(variant // sites, variant % sites, tokens) * times
+    return total

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from sim.bounds import Bounds
+from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.intervals import ratio_intervals
+from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.run import Run
 from sim.trace import trace_sha256
-from sim.types import PrefetchOutcome
+from sim.types import Geometry, PrefetchOutcome
 from sim.units import seconds
 
 SCHEMA = 1
 VERSION = version("moe-offload-lab")
 FOUND_RESIDENT = ("hit", "high_for_low")
-Floats = NDArray[np.float64]
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
@@ -31,12 +32,13 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
 
     Raise RuntimeError if busy and idle time do not add up to the makespan.
     """
-    makespan, stalls, busy = frames.record.makespan_ns, idle_ns(frames), compute_busy_ns(frames)
+    makespan, stalls, busy = frames.makespan_ns, idle_ns(frames), compute_busy_ns(frames)
     if busy + sum(stalls.values()) != makespan:
         raise RuntimeError(f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns")
-    decode = frames.lookups.filter(pl.col("step").is_in(_decode_steps(run)))
-    prefill = frames.lookups.filter(~pl.col("step").is_in(_decode_steps(run)))
-    geometry = run.controller.geometry
+    decode = frames.lookups.filter(pl.col("phase") == "decode")
+    prefill = frames.lookups.filter(pl.col("phase") == "prefill")
+    geometry, prefetch = run.controller.geometry, _prefetch(frames)
+    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True))
     return {
         "schema": SCHEMA,
         "system": run.system,
@@ -48,22 +50,23 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "version": VERSION,
         "trace": _trace(run),
         "budget": _budget(run),
-        "storage_bytes": run.model.sites * run.model.experts * sum(geometry.variant_bytes),
+        "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
-        **_times(frames, makespan),
+        **request_times(frames),
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
-        "lookups": dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True)),
+        "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),
         "hit_ratio_by_precision": {p: hit_ratio(decode.filter(pl.col("wanted") == p)) for p in geometry.precisions},
         "miss_penalty": _miss_penalty(decode, geometry.precisions, geometry.bits),
         "union_over_capacity": _union_over_capacity(run),
-        "prefetch": _prefetch(frames),
-        "prediction": _prediction(run, frames),
-        "bytes": {frames.link_name: _bytes(frames.transfers)},
-        "link_utilisation": {frames.link_name: _utilisation(frames, makespan)},
-        "peak_bytes": {"device": run.ledger.total_bytes},
+        "prefetch": prefetch,
+        "prediction": prediction(run.workload, lookups, prefetch["used"]),
+        "ram": _ram(run),
+        "bytes": frames.traffic.bytes_by_link(),
+        "link_utilisation": {link: ns / makespan if makespan else 0.0 for link, ns in frames.traffic.busy_ns().items()},
+        "peak_bytes": _peak_bytes(run),
         "quality_proxy": _quality(decode, geometry.precisions),
         "bounds": {
             "compute_s": seconds(bounds.compute_ns),
@@ -86,10 +89,6 @@ def hit_ratio(lookups: pl.DataFrame) -> float | None:
     """(hit + high_for_low) / (lookups - skip); None where nothing was looked up."""
     asked = lookups.filter(pl.col("outcome") != "skip")
     return float(asked["outcome"].is_in(FOUND_RESIDENT).sum()) / len(asked) if len(asked) else None
-
-
-def _decode_steps(run: Run) -> list[int]:
-    return [step.index for step in run.workload.steps if step.decode]
 
 
 def _trace(run: Run) -> dict[str, Any]:
@@ -119,51 +118,47 @@ def _budget(run: Run) -> dict[str, Any]:
     return {"device_bytes": device_bytes, "slots": per_precision, "resident_share": run.resident_share}
 
 
+def _all_bytes(geometry: Geometry) -> int:
+    """Every expert at every precision in play."""
+    keys = (geometry.key(p, site, expert) for p in range(len(geometry.precisions))
+            for site in range(geometry.sites) for expert in range(geometry.experts))  # fmt: skip
+    return sum(map(geometry.bytes_of, keys))
+
+
 def _load_ns(run: Run) -> int:
-    """Cold start: the dense weights in one transfer, then each expert that is resident at the start."""
-    slots = run.controller.slots
-    experts = sum(run.durations.transfer_ns(slots.key_bytes[key]) for key in slots.initial)
-    return run.durations.transfer_ns(run.model.dense_bytes) + experts
+    """Cold start, one transfer after another, each over one link after another: the dense weights, then the RAM tier's
+    initial contents, then the device's (from RAM, where that holds them).
+    """
+    slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
+    links = range(run.controller.route.links)
+    total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)
+    if ram is not None:
+        total += sum(hop_ns(link, ram.key_bytes[key]) for key in ram.initial for link in links if link >= ram.link)
+    in_ram = set(ram.initial) if ram is not None else set()
+    for key in slots.initial:
+        last = ram.link if ram is not None and key in in_ram else len(links)
+        total += sum(hop_ns(link, slots.key_bytes[key]) for link in links[:last])
+    return total
 
 
-def _times(frames: Frames, makespan: int) -> dict[str, Any]:
-    sequences, tokens = frames.sequences, frames.tokens
-    decode = tokens.filter(pl.col("phase") == "decode")
-    produced = decode.filter(~pl.col("end_ns").is_in(sequences["first_token_ns"].implode()))
-    ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy()
-    per_token, count = decode_time_and_tokens(frames)
-    tpot = per_token[count > 0] / count[count > 0]
-    prefill_ns = int((tokens["end_ns"] - tokens["start_ns"]).sum()) - int((decode["end_ns"] - decode["start_ns"]).sum())
+def _ram(run: Run) -> dict[str, Any] | None:
+    """What the managed RAM tier was asked for, and held; None where the machine has none."""
+    ram = run.controller.ram
+    if ram is None:
+        return None
+    return {"capacity_bytes": sum(ram.capacity_bytes), "lookups": ram.lookups, "hits": ram.hits,
+            "hit_ratio": ram.hits / ram.lookups if ram.lookups else None}  # fmt: skip
+
+
+def _peak_bytes(run: Run) -> dict[str, int]:
+    """The most that each tier held. The device: what is set aside there, its staging slots included."""
+    controller, ledger = run.controller, run.ledger
+    over = max(0, controller.slots.peak_bytes - sum(controller.slots.capacity_bytes))
     return {
-        "makespan_s": seconds(makespan),
-        "ttft_s": _spread(ttft, (50, 95)),
-        "tpot_s": _spread(tpot, (50, 95, 99)),
-        "itl_s": _spread((produced["end_ns"] - produced["start_ns"]).to_numpy(), (50, 95, 99)),
-        "latency_s": _spread((sequences["end_ns"] - sequences["arrival_ns"]).to_numpy(), (50, 95)),
-        "prefill_tokens_per_s": _rate(int(sequences["prompt_tokens"].sum()), prefill_ns),
-        "decode_tokens_per_s": _rate(int(count.sum()), int(per_token.sum())),
+        "device": ledger.total_bytes - ledger.overflow_bytes + over,
+        "ram": controller.ram.peak_bytes if controller.ram is not None else 0,
+        "staging": controller.staging.most_used * max(controller.geometry.variant_bytes),
     }
-
-
-def decode_time_and_tokens(frames: Frames) -> tuple[Floats, Floats]:
-    """By sequence: ns from its first token to its end, and the tokens after the first."""
-    sequences = frames.sequences
-    last = frames.tokens.join(sequences.select("sequence", "first_token_ns"), on="sequence", maintain_order="left")
-    later = last.filter(pl.col("end_ns") > pl.col("first_token_ns")).group_by("sequence").len()
-    count = sequences.join(later, on="sequence", how="left", maintain_order="left")["len"].fill_null(0)
-    return ((sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64),
-            count.to_numpy().astype(np.float64))  # fmt: skip
-
-
-def _spread(values_ns: NDArray[Any], percentiles: Sequence[int]) -> dict[str, float | None]:
-    if not len(values_ns):
-        return {"mean": None, **{f"p{p}": None for p in percentiles}}
-    return {"mean": float(values_ns.mean()) / 1e9,
-            **{f"p{p}": float(np.percentile(values_ns, p)) / 1e9 for p in percentiles}}  # fmt: skip
-
-
-def _rate(count: int, time_ns: int) -> float | None:
-    return count / seconds(time_ns) if count and time_ns else None
 
 
 def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
@@ -182,8 +177,10 @@ def _miss_penalty(lookups: pl.DataFrame, precisions: Sequence[str], bits: Sequen
 
 def _union_over_capacity(run: Run) -> dict[str, float]:
     """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
-    count = np.bincount(run.workload.needs.tick, minlength=len(run.workload.steps) * run.workload.sites)
-    ratio = count * run.controller.geometry.variant_bytes[0] / sum(run.controller.slots.capacity_bytes)
+    geometry, workload = run.controller.geometry, run.workload
+    count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
+    of_site = np.array([geometry.bytes_of(geometry.key(0, site, 0)) for site in range(geometry.sites)])
+    ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
     return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
 
 
@@ -193,50 +190,6 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     wasted = frames.transfers.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
     return {"queued": c.num_prefetches_queued, "started": sum(t.prefetch for t in c.issued), **counts,
             "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
-
-
-def _prediction(run: Run, frames: Frames) -> dict[str, float | None]:
-    """How good the nearest forecast of each decode gate was, whether or not anything was moved for it.
-
-    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``: named that are
-    needed. ``exact_set``: both sets are equal. ``timely_recall``: of the needs that were not there for want of a
-    prefetch, the share that a prefetch had brought in time.
-    """
-    names = ("top1", "recall_at_issued", "precision", "exact_set", "timely_recall")
-    workload = run.workload
-    if not workload.depth:
-        return dict.fromkeys(names)
-    forecast = workload.forecasts[0][:, :-1, 0]  # made at site s for site s + 1
-    actual = workload.chosen[0][:, 1:]
-    known = (forecast >= 0).any(axis=-1)
-    forecast, actual = forecast[known], actual[known]
-    if not len(forecast):
-        return dict.fromkeys(names)
-    same = (forecast[:, :, None] == actual[:, None, :]) & (forecast[:, :, None] >= 0)
-    named, needed = (forecast >= 0).sum(), (actual >= 0).sum()
-    hits = same.any(axis=2)
-    counts, prefetched = (
-        dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True)),
-        _prefetch(frames)["used"],
-    )
-    absent = prefetched + counts["late"] + counts["promoted"] + counts["miss"]
-    return {
-        "top1": float(hits[:, 0].mean()),
-        "recall_at_issued": float(hits.sum() / needed),
-        "precision": float(hits.sum() / named),
-        "exact_set": float((hits.sum(1) == np.maximum((forecast >= 0).sum(1), (actual >= 0).sum(1))).mean()),
-        "timely_recall": prefetched / absent if absent else None,
-    }
-
-
-def _bytes(transfers: pl.DataFrame) -> dict[str, int]:
-    moved = dict(transfers.group_by("class").agg(pl.col("moved_bytes").sum()).iter_rows())
-    return {name: int(moved.get(name, 0)) for name in ("demand", "prefetch", "dense", "write_back", "activation")}
-
-
-def _utilisation(frames: Frames, makespan: int) -> float:
-    served = int((frames.transfers["end_ns"] - frames.transfers["start_ns"]).sum())
-    return served / makespan if makespan else 0.0
 
 
 def _quality(lookups: pl.DataFrame, precisions: Sequence[str]) -> dict[str, float | None]:
@@ -252,19 +205,21 @@ def _quality(lookups: pl.DataFrame, precisions: Sequence[str]) -> dict[str, floa
 
 
 def _contracts(run: Run) -> dict[str, Any]:
-    loader, cache, selector = run.controller.loader, run.controller.cache, run.controller.selector
+    """Every switch that a number of this run depends on."""
+    controller, workload, told = run.controller, run.workload, run.config["workload"]
+    loader, cache, selector = controller.loader, controller.cache, controller.selector
     contracts: dict[str, Any] = {
-        **{name: getattr(loader, name) for name in ("replay_unit", "slot_claim", "wait", "retention", "in_flight",
-        "depth",
-                                                    "queue", "promote", "cancel_stale", "demand_first", "destination",
-                                                    "prefetch_budget", "low_for_high")},
-        "batching": run.workload.batching,
-        "waves": len(run.controller.wave_calls) // 2,
+        **{switch.name: getattr(loader, switch.name) for switch in fields(loader)},
+        "batching": workload.batching,
+        "together": workload.together,
+        "prefill_chunk": workload.prefill_chunk,
+        "arrivals": {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]} if workload.is_timed else None,
+        "waves": len(controller.wave_calls) // 2,
         "loop": "open",
         "initial_cache": cache.initial if isinstance(cache, Pooled) else "own",
         "carry_over": "cache contents stay between sequences",
         "warmup_tokens": 0,
-    }  # fmt: skip
+    }
     if isinstance(selector, ScoreThreshold):
         contracts["score_thresholds"] = {"low_above": selector.low_above, "skip_above": selector.skip_above,
                                          "from": "fit split" if selector.quantiles else "given"}  # fmt: skip
@@ -275,28 +230,30 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     sequences = frames.sequences
     one = np.ones(len(sequences))
     decode_ns, tokens = decode_time_and_tokens(frames)
-    tpot = np.divide(decode_ns, tokens, out=np.zeros_like(decode_ns), where=tokens > 0)
-    ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     latency = (sequences["end_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
-    asked, found = _hits_by_sequence(run, frames)
+    ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
+    since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
+    tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
+    asked, found = _hits_by_sequence(frames)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals({
         "decode_tokens_per_s": (tokens * 1e9, decode_ns),
         "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
         "ttft_s": (ttft / 1e9, one),
         "latency_s": (latency / 1e9, one),
-        "prefill_tokens_per_s": (prompts * 1e9, ttft * (prompts > 0)),
+        "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
         "hit_ratio": (found, asked),
     }, run.seed)  # fmt: skip
 
 
-def _hits_by_sequence(run: Run, frames: Frames) -> tuple[Floats, Floats]:
-    """Decode lookups that were not skipped, and those found resident, by sequence (a batch's count for its first)."""
-    first = {step.index: step.sequences[0] for step in run.workload.steps if step.decode}
-    owner = pl.DataFrame({"step": list(first), "sequence": list(first.values())}, schema_overrides={"step": pl.Int64})
-    kept = frames.lookups.filter(pl.col("outcome") != "skip").group_by("step")
-    per_step = kept.agg(asked=pl.len(), found=pl.col("outcome").is_in(FOUND_RESIDENT).sum()).join(owner, on="step")
-    totals = per_step.group_by("sequence").agg(pl.col("asked").sum(), pl.col("found").sum())
+def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
+    """Decode lookups that were not skipped, and those found resident, by sequence: a step's in equal shares."""
+    kept = frames.lookups.filter((pl.col("outcome") != "skip") & (pl.col("phase") == "decode")).group_by("step")
+    per_step = kept.agg(asked=pl.len(), found=pl.col("outcome").is_in(FOUND_RESIDENT).sum())
+    shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(per_step, on="step")
+    totals = shared.group_by("sequence").agg(
+        asked=(pl.col("asked") * pl.col("share")).sum(), found=(pl.col("found") * pl.col("share")).sum()
+    )
     joined = (
         frames.sequences.select("sequence").join(totals, on="sequence", how="left", maintain_order="left").fill_null(0)
     )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sim.bounds import fewest_loads, lower_bounds
+from sim.bounds import Bounds, fewest_loads, lower_bounds
+from sim.controller import Controller
 from sim.costs import FixedDurations
+from sim.loader import Loader
+from sim.policies.base import CachePolicy, Placement
 from sim.policies.caches import LRU, Transient
+from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed, ScoreThreshold
-from sim.slots import Slots
+from sim.policies.predictors import NoPrediction
 from sim.synthesis import synthesize
 from sim.trace import ModelShape
-from sim.types import Geometry
+from sim.types import Geometry, HostCosts, Route
 from sim.workload import Workload
 
 
@@ -83,15 +88,23 @@ def workload() -> Workload:
     return Workload(replace(base, ids=ids, weights=weights), split="all")
 
 
-DURATIONS = FixedDurations((10, 20), 5, (7, 3), {8: 100, 2: 25}, (1, 1))
+DURATIONS = FixedDurations((10, 20), 5, (7, 3), {8: 100, 6: 75, 2: 25}, (1, 1))
 """An expert of one token: 8 at high, 4 at low precision."""
 DENSE = 3 * (10 + 20 + 5)
 
 
-def bounds(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), **cache: Any) -> Any:
+def controller(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), *,
+               cache: CachePolicy | None = None, loader: Mapping[str, Any] | None = None,
+               placement: Placement | None = None, site_bytes: Any = None, **options: Any) -> Controller:  # fmt: skip
     names, bits = ("fp16", "int4")[: len(variant_bytes)], (16.0, 4.0)[: len(variant_bytes)]
-    geometry = Geometry(2, 4, 2, names, bits, variant_bytes, capacity_bytes)
-    return lower_bounds(workload(), DURATIONS, selector, Slots(geometry, LRU(**({"initial": "empty"} | cache))))
+    geometry = Geometry(2, 4, 2, names, bits, variant_bytes, capacity_bytes, site_bytes)
+    return Controller(geometry, NoPrediction(), cache or LRU(initial="empty"), selector, placement or Load(),
+                      Loader(**(loader or {})), **options)  # fmt: skip
+
+
+def bounds(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), *,
+           durations: FixedDurations = DURATIONS, **options: Any) -> Bounds:  # fmt: skip
+    return lower_bounds(workload(), durations, controller(selector, capacity_bytes, variant_bytes, **options))
 
 
 def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -> None:
@@ -109,19 +122,19 @@ def test_two_slots_keep_nothing_and_three_slots_one() -> None:
 
 def test_what_is_there_at_the_start_need_not_be_loaded() -> None:
     """The four slots start with site 0's experts: 0 and 1 are there at once, and stay or come back as before."""
-    warm = bounds(Fixed("fp16"), 32, initial="ascending")
+    warm = bounds(Fixed("fp16"), 32, cache=LRU())
     assert warm.belady_loads == 6
     assert warm.link_ns == 600
 
 
 def test_pools_of_their_own_bound_belady_but_not_the_link() -> None:
     """Two slots a site: 2 and 3 take both, so 6 + 6 loads; the four slots together would make 10."""
-    found = bounds(Fixed("fp16"), 32, scope="site")
+    found = bounds(Fixed("fp16"), 32, cache=LRU("site", initial="empty"))
     assert (found.belady_loads, found.link_ns) == (12, 1000)
 
 
 def test_a_long_computation_is_the_bound_when_all_is_there() -> None:
-    found = bounds(Fixed("fp16"), 64, initial="ascending")
+    found = bounds(Fixed("fp16"), 64, cache=LRU())
     assert (found.link_ns, found.lower_ns) == (0, DENSE + 12 * 8)
 
 
@@ -139,6 +152,93 @@ def test_a_need_that_may_be_skipped_costs_nothing() -> None:
 
 def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it() -> None:
     """``Transient`` uses two slots of the four: Belady in its pool loads 12 times, another cache need only 10."""
-    geometry = Geometry(2, 4, 2, ("fp16",), (16.0,), (8,), 32)
-    found = lower_bounds(workload(), DURATIONS, Fixed("fp16"), Slots(geometry, Transient()))
+    found = bounds(Fixed("fp16"), 32, cache=Transient())
     assert (found.belady_loads, found.link_ns) == (12, 1000)
+
+
+# ---- what may avoid a load or make it cheaper ------------------------------------------------------------------------
+
+
+class Halves:
+    """A payload of half a variant."""
+
+    whole = False
+
+    def moved_bytes(self, key: int, choice: Any, index: int) -> int:
+        return 4
+
+    def missing_bytes(self, key: int, gate: Any, index: int, moved_bytes: int) -> int:
+        return 0
+
+
+def test_what_the_cpu_may_compute_costs_the_device_nothing() -> None:
+    found = bounds(Fixed("fp16"), 32, placement=AbsentOnCpu(up_to_tokens=1))
+    assert (found.compute_ns, found.link_ns, found.belady_loads) == (DENSE, 0, None)
+    assert found.why_no_belady == "needs that may be computed elsewhere or not at all"
+
+
+def test_partial_moves_may_make_any_load_cheap_but_no_computation() -> None:
+    found = bounds(Fixed("fp16"), 32, loader={"staging_slots": 2}, payload=Halves())
+    assert (found.compute_ns, found.link_ns, found.belady_loads) == (DENSE + 12 * 8, 0, None)
+
+
+def test_where_low_may_serve_for_high_nothing_must_be_loaded_high() -> None:
+    found = bounds(ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2), loader={"low_for_high": True})
+    assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 4, 0)
+    assert bounds(ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2)).link_ns == 1000
+
+
+def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
+    """Six gates of 2 + 3 + 4; what waking up takes depends on the waiting."""
+    slow = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), host=HostCosts(2, 3, 1000, 4))
+    assert bounds(Fixed("fp16"), 32, durations=slow).compute_ns == DENSE + 12 * 8 + 6 * 9
+
+
+# ---- several engines, sizes, slots beside the pools ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engines", "latency", "link"),
+    [(1, 40, 1000), (2, 40, 640), (2, 80, 500), (4, 0, 1000), (4, 90, 250)],
+    ids=["one engine", "latencies hide behind the other's bytes", "each engine takes five services", "no latency",
+         "four engines"],
+)  # fmt: skip
+def test_engines_share_the_bandwidth_and_overlap_their_latencies(engines: int, latency: int, link: int) -> None:
+    """Ten loads of 100, ``latency`` of them without bytes: at best one latency and then the bytes of all ten.
+
+    But each engine serves one at a time: ten services of 100 on two engines take 500 at least.
+    """
+    durations = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), latency_ns=(latency,))
+    found = bounds(Fixed("fp16"), 32, durations=durations, route=Route((engines,), (0,)))
+    assert (found.belady_loads, found.link_ns) == (10, link)
+
+
+def test_where_bytes_differ_from_site_to_site_each_load_counts_as_the_least() -> None:
+    """8 B at site 0, 6 at site 1: 32 B may be 5 slots, of which a gate's pair takes two: 12 - 3 loads of 75."""
+    found = bounds(Fixed("fp16"), 32, site_bytes=((8, 6),))
+    assert (found.link_ns, found.belady_loads) == (9 * 75, None)
+    assert found.why_no_belady == "variants of several sizes"
+
+
+def test_staging_slots_hold_variants_too() -> None:
+    """Two slots and two staging slots keep what four slots keep, and no gate's pair need stay together."""
+    found = bounds(Fixed("fp16"), 16, loader={"destination": "staging", "staging_slots": 2})
+    assert (found.link_ns, found.belady_loads) == (800, None)
+    assert found.why_no_belady == "variants held outside the pools"
+
+
+def test_pools_that_overflow_keep_a_gates_union_beside_nothing_else() -> None:
+    """One row a gate needs two of two slots: nothing more is kept than with strict pools."""
+    assert bounds(Fixed("fp16"), 16, loader={"retention": "after_batch"}).link_ns == 12 * 100
+
+
+def test_one_need_at_a_time_leaves_room_for_what_is_kept() -> None:
+    """A gate's pair need not stay together: four slots keep 0 and 1 of both sites, and 2 and 3 pass through."""
+    assert bounds(Fixed("fp16"), 32, loader={"replay_unit": "access"}).link_ns == 800
+
+
+def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
+    """0 1 2 in two slots, then the same: two are kept; three where the gate may leave all of them."""
+    ticks, items = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
+    assert fewest_loads(ticks, items, 2, (), over=np.zeros(6, np.int64)) == 4
+    assert fewest_loads(ticks, items, 2, (), over=np.full(6, 3)) == 3
