@@ -18,7 +18,7 @@ from sim.outputs import check_writable, print_summary, write_outputs
 CONF = str(Path(__file__).parents[1] / "conf")
 
 
-MECHANISMS = ("predictor", "cache", "precision", "placement", "loader")
+MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "loader")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
@@ -42,7 +42,7 @@ def main(cfg: DictConfig) -> None:
     summary = {**result.summary, "overrides": _changed(), "wall_s": round(time.perf_counter() - started, 3)}
     full = cfg.outputs == "all"
     write_outputs(output_dir, summary, run.config, result.frames if full else None,
-                  run.controller.loader.wait == "wait_all", cfg.timeline_steps)  # fmt: skip
+                  run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sim.controller import Controller
-from sim.costs import Roofline, check_memory
+from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
+from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.policies.caches import Belady
 from sim.policies.precisions import ScoreThreshold
+from sim.policies.predictors import NoPrediction
 from sim.run import Run
 from sim.trace import Trace, read_trace
-from sim.types import Geometry
+from sim.types import CapacityError, Geometry, Place
 from sim.units import require_number
 from sim.workload import Workload
 
@@ -28,7 +31,8 @@ ROOT = Path(__file__).parents[1]
 
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
-PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "precision", "placement", "loader")
+PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
+         "loader")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,14 @@ class TraceChoice:
 
 @dataclass(frozen=True)
 class WorkloadChoice:
-    """How sequences become steps, and which lookahead scores are used."""
+    """How sequences become steps, when they arrive, and which lookahead scores are used (`sim.workload.Workload`)."""
 
     batching: str
     lookahead_norm: str
+    together: int = 1
+    prefill_chunk: int | None = None
+    arrivals_per_s: float | None = None
+    arrival_seed: int = 0
 
 
 def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
@@ -62,6 +70,38 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
 
     Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying what does not fit what.
     """
+    _check_settings(cfg)
+    part = {name: _part(cfg, name) for name in PARTS}
+    model, hardware, choice, steps = part["model"], part["hardware"], part["trace"], part["workload"]
+    trace = trace or load_trace(choice.path, part["predictor"].lookahead_sites)
+    model.check_trace(trace.header.model, trace.header.name)
+    workload = Workload(
+        trace, split=choice.split, batching=steps.batching, together=steps.together, prefill_chunk=steps.prefill_chunk,
+        arrivals_per_s=steps.arrivals_per_s, arrival_seed=steps.arrival_seed,
+        lookahead=part["predictor"].lookahead_sites, norm=steps.lookahead_norm, exclude=choice.exclude,
+        max_sequences=choice.max_sequences,
+    )  # fmt: skip
+    _check_parts(part, workload)
+    selector, share = part["precision"], cfg.budget.resident_share
+    if isinstance(selector, ScoreThreshold) and selector.quantiles is not None:
+        selector.profile(fit_scores(trace))
+    geometry = make_geometry(model, selector.precisions, share)
+    if isinstance(part["cache"], Belady):
+        part["cache"].foresee(_key_schedule(workload, geometry, selector.constant))
+    try:
+        controller = make_controller(geometry, part)
+    except CapacityError as error:
+        raise CapacityError(f"{error}{_smallest_share(cfg, model, selector.precisions)}") from error
+    ledger = _check_memory(model, hardware, workload, controller)
+    durations = Roofline(model, hardware, selector.precisions, geometry.site_bytes)
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, cfg.seed,
+               {str(name): value for name, value in config.items()})  # fmt: skip
+
+
+def _check_settings(cfg: DictConfig) -> None:
+    """Raise ValueError for what is not set, unknown, or no section; resolve the rest."""
     if missing := OmegaConf.missing_keys(cfg):
         raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
     OmegaConf.resolve(cfg)
@@ -80,32 +120,83 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
             raise ValueError(
                 f"{name}={cfg.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
             )
-    part = {name: _part(cfg, name) for name in PARTS}
-    model, hardware, choice = part["model"], part["hardware"], part["trace"]
-    predictor, cache, selector = part["predictor"], part["cache"], part["precision"]
-    trace = trace or load_trace(choice.path, predictor.lookahead_sites)
-    model.check_trace(trace.header.model, trace.header.name)
-    workload = Workload(
-        trace, split=choice.split, batching=part["workload"].batching, lookahead=predictor.lookahead_sites,
-        norm=part["workload"].lookahead_norm, exclude=choice.exclude, max_sequences=choice.max_sequences,
-    )  # fmt: skip
-    if isinstance(selector, ScoreThreshold) and selector.quantiles is not None:
-        selector.profile(fit_scores(trace))
-    share = cfg.budget.resident_share
-    geometry = _geometry(model, selector.precisions, share)
-    if isinstance(cache, Belady):
-        if selector.constant is None:
+
+
+def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
+    """Raise ValueError for parts that do not go together."""
+    for name in ("cache", "ram_cache"):
+        shares = getattr(part[name], "shares", ())
+        if shares and abs(sum(shares) - 1) > 1e-9:
+            raise ValueError(f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make it 1")
+    if isinstance(part["cache"], Belady):
+        if part["precision"].constant is None:
             raise ValueError(
                 "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
             )
-        cache.foresee(_key_schedule(workload, geometry, selector.constant))
-    controller = Controller(geometry, predictor, cache, selector, part["placement"], part["loader"])
-    ledger = check_memory(model, hardware, workload.steps, sum(controller.slots.capacity_bytes))
-    durations = Roofline(model, hardware, selector.precisions)
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, cfg.seed,
-               {str(name): value for name, value in config.items()})  # fmt: skip
+        if workload.is_timed:
+            raise ValueError(
+                "cache=belady knows the future only where steps do not depend on time; set workload.arrivals_per_s=null"
+            )
+    if isinstance(part["ram_cache"], Belady):
+        raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
+    hardware = part["hardware"]
+    if part["placement"].constant != Place.LOAD and hardware.cpu is None:
+        raise ValueError(
+            f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
+            f"placement=load, or a machine whose file has one"
+        )
+    if part["loader"].dense_slots and workload.trace.header.encoder_sites:
+        raise ValueError(
+            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
+            f"streamed; set loader.dense_slots=0"
+        )
+
+
+def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
+    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
+    hardware, model, predictor, loader = part["hardware"], part["model"], part["predictor"], part["loader"]
+    route = hardware.route
+    ram_cache = part["ram_cache"] if route.ram_link is not None else None
+    if 0 < route.ram_bytes < max(geometry.variant_bytes):
+        raise ValueError(
+            f"hardware.ram.capacity_gib={hardware.ram.capacity_gib:g} holds no expert of {max(geometry.variant_bytes)} "
+            f"B; raise it, or set hardware.ram=null"
+        )
+    return Controller(
+        geometry, predictor, part["cache"], part["precision"], part["placement"], loader, route=route,
+        ram_cache=ram_cache,
+        predicts_later=hardware.prediction_us > 0 and not isinstance(predictor, NoPrediction),
+        dense_bytes=(model.dense_block_bytes,) * model.sites if loader.dense_slots else (),
+    )  # fmt: skip
+
+
+def _smallest_share(cfg: DictConfig, model: Model, precisions: tuple[str, ...]) -> str:
+    """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
+
+    def works(share: float) -> bool:
+        try:
+            make_controller(make_geometry(model, precisions, share), {name: _part(cfg, name) for name in PARTS})
+        except ValueError:
+            return False
+        return True
+
+    steps = range(1, 10_001)
+    place = bisect_left(steps, True, key=lambda step: works(step / 10_000))
+    return f"; the smallest budget.resident_share that works is {steps[place] / 10_000:g}" if place < 10_000 else ""
+
+
+def _check_memory(model: Model, hardware: Hardware, workload: Workload, controller: Controller) -> Ledger:
+    loader, capacity = controller.loader, controller.slots.capacity_bytes
+    largest = max(controller.geometry.variant_bytes)
+    over = 0
+    if loader.retention == "after_batch":
+        union = min(model.experts, workload.limits.rows * model.top_k) * largest
+        issued = controller.route.engines[0] * loader.in_flight * largest
+        over = overflow_bytes(union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity))
+    return check_memory(
+        model, hardware, workload.limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
+        overflow_bytes=over, dense_slots=loader.dense_slots,
+    )  # fmt: skip
 
 
 def _part(cfg: DictConfig, name: str) -> Any:
@@ -138,7 +229,8 @@ def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.asarray(workload.scores[decode][chosen], dtype=np.float64)
 
 
-def _geometry(model: Model, precisions: tuple[str, ...], share: float) -> Geometry:
+def make_geometry(model: Model, precisions: tuple[str, ...], share: float) -> Geometry:
+    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots."""
     require_number("budget.resident_share", share)
     if not 0 < share <= 1:
         raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
@@ -149,8 +241,6 @@ def _geometry(model: Model, precisions: tuple[str, ...], share: float) -> Geomet
 
 
 def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:
-    sites = geometry.sites
-    return [
-        [geometry.key(precision, tick % sites, expert) for expert in needs]
-        for tick, needs in enumerate(workload.schedule())
-    ]
+    """The keys that each gate needs, in need order."""
+    gates = zip(workload.gate_site.tolist(), workload.experts_by_gate(), strict=True)
+    return [[geometry.key(precision, site, expert) for expert in needs] for site, needs in gates]

@@ -19,7 +19,7 @@ from rich.table import Table
 from sim.build import ROOT, build, load_trace
 from sim.execute import Result, execute
 from sim.intervals import paired_ratio_interval
-from sim.metrics import decode_time_and_tokens
+from sim.latency import decode_time_and_tokens
 from sim.timeline import trace_events
 
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
@@ -52,7 +52,7 @@ def main() -> None:
         result = execute(run)
         cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
         if (system, share) == (LOSSY, 0.50):
-            _write_timeline(args.output_dir / "timeline.json", result, run.controller.loader.wait == "wait_all")
+            _write_timeline(args.output_dir / "timeline.json", result, run.controller.loader.wait)
     report = _table(cells)
     console.print(report)
     console.print(_answer(cells), soft_wrap=True)
@@ -75,9 +75,9 @@ def _configuration(system: str, share: float) -> DictConfig:
                                   "output_dir=unused"])  # fmt: skip
 
 
-def _write_timeline(path: Path, result: Result, wait_all: bool) -> None:
+def _write_timeline(path: Path, result: Result, wait: str) -> None:
     run = {name: result.summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
-    path.write_text(json.dumps(trace_events(result.frames, wait_all, 256, run)) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(trace_events(result.frames, wait, 256, run)) + "\n", encoding="utf-8")
 
 
 def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> tuple[float, float, float]:

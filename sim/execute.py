@@ -36,6 +36,6 @@ def execute(run: Run, progress: Console | None = None) -> Result:
             task = bar.add_task(f"{run.system}: steps", total=total)
             report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731
             record = simulate(run.controller, run.workload, run.durations, report)
-    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link.name)
-    bounds = lower_bounds(run.workload, run.durations, run.controller.selector, run.controller.slots)
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
+    bounds = lower_bounds(run.workload, run.durations, run.controller)
     return Result(summarise(run, frames, bounds), frames)

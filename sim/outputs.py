@@ -20,7 +20,7 @@ from sim.timeline import trace_events
 Summary = Mapping[str, Any]
 
 
-def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait_all: bool,
+def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait: str,
                   timeline_steps: int | None) -> None:  # fmt: skip
     """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
 
@@ -34,7 +34,7 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
             for name, table in frames.tables().items():
                 table.write_parquet(building / f"{name}.parquet", compression="zstd")
             run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
-            _write_json(building / "timeline.json", trace_events(frames, wait_all, timeline_steps, run))
+            _write_json(building / "timeline.json", trace_events(frames, wait, timeline_steps, run))
             (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         for path in sorted(building.iterdir()):
             os.replace(path, directory / path.name)

@@ -1,4 +1,4 @@
-"""A run as Chrome trace events: a track for each link and the compute stream, arrows from need to computation.
+"""A run as Chrome trace events: tracks for steps, the compute stream, the CPU, the host and every engine of a link.
 
 Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseconds there.
 """
@@ -6,26 +6,35 @@ Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseco
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, groupby
 from typing import Any
 
 import polars as pl
 
 from sim.frames import Frames
+from sim.record import HOST_TIME
 
-COMPUTE_TRACK, LINK_TRACK = 1, 2
+STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
+"""The engines of the links follow each other from LINK_TRACK on, link 0 first."""
 Event = dict[str, Any]
 
 
-def trace_events(frames: Frames, wait_all: bool, steps: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run`` says of which run."""
+def trace_events(frames: Frames, wait: str, steps: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run`` says of which run.
+
+    ``wait``: the loader's rule for the order of a gate's needs.
+    """
     total = len(frames.workload.steps)
     shown = total if steps is None else min(steps, total)
     until_ns = frames.record.step_end_ns[shown - 1]
     starts: dict[tuple[int, int], int] = {}
-    events = [*_tracks(frames.link_name)]
-    events += _compute(frames, wait_all, shown, starts)
-    events += _stalls(frames, until_ns)
-    events += _transfers(frames, until_ns, starts)
+    events = [*_tracks(frames)]
+    events += _steps(frames, shown)
+    events += _compute(frames, wait, shown, starts)
+    events += _idle(frames, until_ns)
+    events += _cpu(frames, shown)
+    events += _services(frames, until_ns)
+    events += _arrows(frames, until_ns, starts)
     return {
         "displayTimeUnit": "ms",
         "otherData": {**run, "steps_shown": shown, "steps": total, "time_unit": "us"},
@@ -33,8 +42,18 @@ def trace_events(frames: Frames, wait_all: bool, steps: int | None, run: Mapping
     }
 
 
-def _tracks(link: str) -> Iterator[Event]:
-    for track, name in ((COMPUTE_TRACK, "compute"), (LINK_TRACK, f"link {link}")):
+def link_tracks(frames: Frames) -> list[int]:
+    """The track of each link's first engine."""
+    return list(accumulate(frames.controller.route.engines, initial=LINK_TRACK))[:-1]
+
+
+def _tracks(frames: Frames) -> Iterator[Event]:
+    names = {STEP_TRACK: "steps", COMPUTE_TRACK: "compute", CPU_TRACK: "CPU", HOST_TRACK: "host"}
+    engines = frames.controller.route.engines
+    for first, link, count in zip(link_tracks(frames), frames.link_names, engines, strict=True):
+        for engine in range(count):
+            names[first + engine] = f"link {link}" if count == 1 else f"link {link} engine {engine}"
+    for track, name in names.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "device 0"}}
@@ -45,72 +64,112 @@ def _slice(track: int, name: str, start_ns: int, end_ns: int, **args: Any) -> Ev
             "args": args}  # fmt: skip
 
 
-def _compute(frames: Frames, wait_all: bool, steps: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
-    """Dense work, experts and tails. Fills ``starts``: (key, gate time) -> when its computation begins."""
+def _steps(frames: Frames, steps: int) -> Iterator[Event]:
+    """A slice a step: whose tokens it made."""
+    record = frames.record
+    for step in frames.workload.steps[:steps]:
+        whose = f"sequence {step.sequences[0]}" if len(step.sequences) == 1 else f"{len(step.sequences)} sequences"
+        yield _slice(STEP_TRACK, f"{'decode' if step.decode else 'prefill'} {whose}", record.step_start_ns[step.index],
+                     record.step_end_ns[step.index], step=step.index, sequences=list(step.sequences), rows=step.rows,
+                     token=step.token)  # fmt: skip
+
+
+def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+    """Dense work, experts and tails, one after another around the idle intervals.
+
+    Fills ``starts``: (key, time of its lookup) -> when its computation begins.
+    """
     record, workload, durations = frames.record, frames.workload, frames.durations
-    sites = workload.sites
+    idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
     rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    tick = 0
     for step in workload.steps[:steps]:
-        dense, first = durations.dense_ns(step), step.index * sites
-        for site in range(sites):
-            tick = first + site
-            gate = record.gate_ns[tick]
-            yield _slice(COMPUTE_TRACK, f"attention {site}", gate - dense[site], gate, step=step.index, site=site)
-            for row, start, end in _computed(frames, rows.get(tick, []), gate, wait_all):
+        now, dense = record.step_start_ns[step.index], durations.dense_ns(step)
+        for site in step.sites:
+            start = _after_idle(idle, now)
+            now = start + dense[site]
+            yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
+            for row in _in_order(rows.get(tick, []), wait):
+                start = _after_idle(idle, now)
+                now = start + durations.expert_ns(row["key"] // units // sites, site, row["tokens"])
                 starts[row["key"], row["gate_ns"]] = start
-                yield _slice(COMPUTE_TRACK, f"expert {row['expert']}", start, end, site=site, outcome=row["outcome"],
+                yield _slice(COMPUTE_TRACK, f"expert {row['expert']}", start, now, site=site, outcome=row["outcome"],
                              precision=row["served"], tokens=row["tokens"])  # fmt: skip
-        tail_start = record.end_ns[first + sites - 1]
-        yield _slice(COMPUTE_TRACK, "head", tail_start, record.step_end_ns[step.index], step=step.index)
+            tick += 1
+        end = record.step_end_ns[step.index]
+        yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
 
 
-def _computed(frames: Frames, rows: list[Event], gate_ns: int, wait_all: bool) -> Iterator[tuple[Event, int, int]]:
-    """The needs of one gate in the order of their computation, with its start and end."""
-    served = [row for row in rows if row["outcome"] != "skip"]
-    if wait_all:
-        latest: dict[int, int] = {}
-        for row in served:
-            latest[row["gate_ns"]] = max(latest.get(row["gate_ns"], 0), row["ready_ns"])
-        order = [(row, latest[row["gate_ns"]]) for row in served]
-    else:
-        order = sorted(((row, row["ready_ns"]) for row in served), key=lambda pair: pair[1])
-    plane = frames.controller.geometry.plane
-    free = gate_ns
-    for row, ready in order:
-        start = max(free, ready)
-        free = start + frames.durations.expert_ns(row["key"] // plane, row["tokens"])
-        yield row, start, free
+def _after_idle(idle: Mapping[int, int], now: int) -> int:
+    """When the stream goes on that is free ``now``; intervals of idle time follow each other."""
+    while idle.get(now, now) > now:
+        now = idle[now]
+    return now
 
 
-def _stalls(frames: Frames, until_ns: int) -> Iterator[Event]:
-    """Idle intervals, named for their largest part: an arrow that starts where nothing is computed starts here."""
+def _in_order(rows: list[Event], wait: str) -> list[Event]:
+    """The needs of one gate that the device computed, in the order of their computation."""
+    served = [row for row in rows if row["outcome"] not in ("skip", "cpu")]
+    return sorted(served, key=lambda row: row["ready_ns"]) if wait == "as_ready" else served
+
+
+def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
+    """Idle intervals, named for their largest part; what is the host's is on its track, too."""
     record = frames.record
     for index, (start, end) in enumerate(zip(record.idle_start_ns, record.idle_end_ns, strict=True)):
         if start >= until_ns:
             return
         parts = {part: int(ns[index]) for part, ns in frames.stalls.items() if ns[index]}
-        name = max(parts, key=lambda part: parts[part])
-        yield _slice(COMPUTE_TRACK, f"stall: {name}", start, end, transfer=record.idle_cause[index],
+        if not parts:  # before the first arrival
+            continue
+        name, cause = max(parts, key=lambda part: parts[part]), record.idle_cause[index]
+        yield _slice(COMPUTE_TRACK, f"stall: {name}", start, end, transfer=cause if cause >= 0 else None,
                      **{f"{part}_us": ns / 1e3 for part, ns in parts.items()})  # fmt: skip
+        if cause == HOST_TIME:
+            yield _slice(HOST_TRACK, "host", start, end)
 
 
-def _transfers(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
-    geometry = frames.controller.geometry
-    shown = frames.transfers.filter(pl.col("start_ns") < until_ns)
+def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
+    """What the CPU computed: each need ends when its result is back."""
+    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    shown = frames.lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
     for row in shown.iter_rows(named=True):
-        kind = row["class"]
-        yield _slice(LINK_TRACK, f"{kind} {geometry.name_of(row['key'])}", row["start_ns"], row["end_ns"],
-                     number=row["number"], bytes=row["moved_bytes"], outcome=row["outcome"],
+        variant = row["key"] // units
+        duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["tokens"])
+        yield _slice(CPU_TRACK, f"expert {row['expert']}", row["ready_ns"] - duration, row["ready_ns"],
+                     site=row["site"], precision=row["served"], tokens=row["tokens"])  # fmt: skip
+
+
+def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
+    """What every engine of every link served."""
+    geometry, services, tracks = frames.controller.geometry, frames.traffic.services, link_tracks(frames)
+    hops = {(row["number"], row["link"]): row for row in frames.transfers.iter_rows(named=True)
+            if row["start_ns"] < until_ns}  # fmt: skip
+    columns = (services.number, services.link, services.engine, services.start_ns, services.end_ns,
+               services.moved_bytes, services.written_bytes)  # fmt: skip
+    for number, link, engine, start, end, moved, written in zip(*(c.tolist() for c in columns), strict=True):
+        if start >= until_ns:
+            continue
+        row = hops[number, frames.link_names[link]]
+        is_dense = row["class"] == "dense"
+        what = f"site {geometry.site_of(row['key'])}" if is_dense else geometry.name_of(row["key"])
+        yield _slice(tracks[link] + engine, f"{row['class']} {what}", start, end, number=number, bytes=moved,
+                     **({"written_back": written} if written else {}), outcome=row["outcome"],
                      queued_us=row["queued_ns"] / 1e3)  # fmt: skip
-        yield from _arrows(row, starts)
 
 
-def _arrows(row: Event, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
-    """Need -> transfer -> computation, for a demand whose computation is shown."""
-    start = starts.get((row["key"], row["queued_ns"]))
-    if row["class"] != "demand" or start is None:
-        return
-    arrow = {"pid": 1, "cat": "need", "name": "load", "id": row["number"]}
-    yield {**arrow, "ph": "s", "tid": COMPUTE_TRACK, "ts": row["queued_ns"] / 1e3}
-    yield {**arrow, "ph": "t", "tid": LINK_TRACK, "ts": row["start_ns"] / 1e3}
-    yield {**arrow, "ph": "f", "bp": "e", "tid": COMPUTE_TRACK, "ts": start / 1e3}
+def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+    """Need -> transfer, hop by hop -> computation, for a demand whose computation is shown."""
+    tracks = dict(zip(frames.link_names, link_tracks(frames), strict=True))
+    shown = frames.transfers.filter((pl.col("start_ns") < until_ns) & (pl.col("class") == "demand"))
+    for _, hops in groupby(shown.iter_rows(named=True), key=lambda row: row["number"]):
+        first, *_ = rows = list(hops)
+        start = starts.get((first["key"], first["queued_ns"]))
+        if start is None:
+            continue
+        arrow = {"pid": 1, "cat": "need", "name": "load", "id": first["number"]}
+        yield {**arrow, "ph": "s", "tid": COMPUTE_TRACK, "ts": first["queued_ns"] / 1e3}
+        for row in rows:
+            yield {**arrow, "ph": "t", "tid": tracks[row["link"]], "ts": row["start_ns"] / 1e3}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": COMPUTE_TRACK, "ts": start / 1e3}

@@ -24,6 +24,35 @@ OUTCOMES = [*(outcome.name.lower() for outcome in PrefetchOutcome), "loaded"]
 
 
 @dataclass(frozen=True)
+class Services:
+    """What the links served, by service, in the order in which they began. Ends are at the run's end where it cut them.
+
+    ``moved_bytes`` of the transfer, ``written_bytes`` of its victims before (write-back).
+    """
+
+    number: Ints
+    link: Ints
+    engine: Ints
+    start_ns: Ints
+    end_ns: Ints
+    moved_bytes: Ints
+    written_bytes: Ints
+
+    def progress_ns(self, row: int, latency_ns: int, until_ns: int) -> Fraction:
+        """What was done of a service by then, in ns of a link of its own: engines past their latency share the link."""
+        start = int(self.start_ns[row])
+        of_link = (self.link == self.link[row]) & (self.end_ns > start)
+        begins, ends = self.start_ns[of_link] + latency_ns, self.end_ns[of_link]
+        drawn_from = min(until_ns, start + latency_ns)
+        changes = np.unique(np.concatenate([begins, ends, [drawn_from, until_ns]]))
+        changes = changes[(changes >= drawn_from) & (changes <= until_ns)]
+        progress = Fraction(drawn_from - start)
+        for since, until in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
+            progress += Fraction(until - since, int(((begins <= since) & (ends > since)).sum()))
+        return progress
+
+
+@dataclass(frozen=True)
 class Traffic:
     """The transfers of one run. Times in ns since the run began, sizes in bytes; links by number and by name."""
 
@@ -51,16 +80,16 @@ class Traffic:
     @cached_property
     def table(self) -> pl.DataFrame:
         """One row a hop of an issued transfer. What the run's end cut has moved its share of bytes, rounded down."""
-        issued, makespan = self.controller.issued, self.record.makespan_ns
+        issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
         links = len(self.link_names)
         row_of = np.full(len(issued) * links, -1, np.int64)
         row_of[number * links + link] = np.arange(len(number))
-        served = row_of[self._service_number * links + self._service_link]
+        served = row_of[services.number * links + services.link]
         start, end, moved = np.full(len(number), makespan), np.full(len(number), -1), np.zeros(len(number), np.int64)
-        np.minimum.at(start, served, self._service_start)
-        np.maximum.at(end, served, self._service_end)
-        np.add.at(moved, served, self._moved[0])
+        np.minimum.at(start, served, services.start_ns)
+        np.maximum.at(end, served, services.end_ns)
+        np.add.at(moved, served, services.moved_bytes)
         kind = np.array([2 if t.dense else int(t.prefetch) for t in issued], np.int64)[number]
         outcome = np.array([t.outcome for t in issued], np.int64)[number]
         victim = pl.Series([t.victims[0] if t.victims else None for t in issued], dtype=pl.Int64).gather(number)
@@ -78,65 +107,36 @@ class Traffic:
             "outcome": labels(np.where(kind == 1, outcome, len(OUTCOMES) - 1), OUTCOMES),
         })  # fmt: skip
 
-    # ---- services
-
     @cached_property
-    def _service_number(self) -> Ints:
-        return np.array(self.record.service_number, np.int64)
-
-    @cached_property
-    def _service_link(self) -> Ints:
-        return np.array(self.record.service_link, np.int64)
-
-    @cached_property
-    def _service_start(self) -> Ints:
-        return np.array(self.record.service_start_ns, np.int64)
-
-    @cached_property
-    def _service_end(self) -> Ints:
-        """The end of the run where that cut it."""
-        end = np.array(self.record.service_end_ns, np.int64)
-        return np.where(end < 0, self.record.makespan_ns, end)
-
-    @cached_property
-    def _moved(self) -> tuple[Ints, Ints]:
-        """By service, the bytes it moved of its transfer, and those it wrote back."""
-        moved = np.array(self.record.service_bytes, np.int64)
-        written = np.zeros(len(moved), np.int64)
-        issued, key_bytes = self.controller.issued, self.controller.slots.key_bytes
+    def services(self) -> Services:
+        """What each link served, in the order in which it began."""
+        record, issued, key_bytes = self.record, self.controller.issued, self.controller.slots.key_bytes
+        number, link, engine, start = (
+            np.array(column, np.int64)
+            for column in (record.service_number, record.service_link, record.service_engine, record.service_start_ns)
+        )
+        recorded_end = np.array(record.service_end_ns, np.int64)
+        end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
+        moved, written = np.array(record.service_bytes, np.int64), np.zeros(len(number), np.int64)
         if self.controller.loader.write_back:
-            for row in np.flatnonzero(self._service_link == 0).tolist():
-                victims = issued[self._service_number[row]].write_back
-                written[row] = sum(key_bytes[victim] for victim in victims)
-        for row in np.flatnonzero(np.array(self.record.service_end_ns, np.int64) < 0).tolist():
-            share = self._share(row)
+            for row in np.flatnonzero(link == 0).tolist():
+                written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)
+        services = Services(number, link, engine, start, end, moved, written)
+        for row in np.flatnonzero(recorded_end < 0).tolist():
+            share = self._share(services, row)
             moved[row], written[row] = int(int(moved[row]) * share), int(int(written[row]) * share)
-        return moved, written
+        return services
 
-    def _share(self, row: int) -> Fraction:
+    def _share(self, services: Services, row: int) -> Fraction:
         """The part of a service that was done when the run's end cut it."""
-        link, hop_ns = int(self._service_link[row]), self.durations.hop_ns
+        link, hop_ns = int(services.link[row]), self.durations.hop_ns
         total = hop_ns(link, self.record.service_bytes[row])
         if link == 0:
             key_bytes = self.controller.slots.key_bytes
-            victims = self.controller.issued[self._service_number[row]].write_back
+            victims = self.controller.issued[services.number[row]].write_back
             total += sum(hop_ns(0, key_bytes[victim]) for victim in victims)
-        return min(Fraction(1), self._progress_ns(row) / max(total, 1))
-
-    def _progress_ns(self, row: int) -> Fraction:
-        """What was done of a cut service, in ns of a link of its own: engines past their latency share the link."""
-        start, makespan = int(self._service_start[row]), self.record.makespan_ns
-        link = int(self._service_link[row])
-        latency = self.durations.latency_ns(link)
-        of_link = (self._service_link == link) & (self._service_end > start)
-        begins, ends = self._service_start[of_link] + latency, self._service_end[of_link]
-        drawn_from = min(makespan, start + latency)
-        changes = np.unique(np.concatenate([begins, ends, [drawn_from, makespan]]))
-        changes = changes[(changes >= drawn_from) & (changes <= makespan)]
-        progress = Fraction(drawn_from - start)
-        for since, until in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
-            progress += Fraction(until - since, int(((begins <= since) & (ends > since)).sum()))
-        return progress
+        done = services.progress_ns(row, self.durations.latency_ns(link), self.record.makespan_ns)
+        return min(Fraction(1), done / max(total, 1))
 
     # ---- sums
 
@@ -145,15 +145,15 @@ class Traffic:
         sums = self.table.group_by("link", "class").agg(pl.col("moved_bytes").sum())
         moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
         found = {name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names}
-        found[self.link_names[0]]["write_back"] = int(self._moved[1].sum())
+        found[self.link_names[0]]["write_back"] = int(self.services.written_bytes.sum())
         return found
 
     def busy_ns(self) -> dict[str, int]:
         """How long each link served anything, by name."""
         busy = {}
         for link, name in enumerate(self.link_names):
-            mine = self._service_link == link
-            start, end = self._service_start[mine], self._service_end[mine]
+            mine = self.services.link == link
+            start, end = self.services.start_ns[mine], self.services.end_ns[mine]
             # Rows are in the order in which services began: what has been served so far ends at the running maximum.
             until = np.maximum.accumulate(end)
             before = np.concatenate([[0], until[:-1]])
