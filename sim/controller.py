@@ -375,7 +375,7 @@ class Controller(Transfers):
                     self._continue_partial(waits[key], transfer)
             elif outcome == LATE and transfer.partial:
                 transfer.rest_bytes = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
-            elif outcome == PROMOTED:
+            elif outcome == PROMOTED and transfer.partial:
                 transfer.moved_bytes = self.payload.moved_bytes(key, gate, place)
                 transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
                 transfer.left_bytes = self.hop_bytes(transfer, transfer.link)

@@ -31,7 +31,7 @@ from sim.links import (
 )  # fmt: skip
 from sim.loader import Transfer
 from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
-from sim.types import Outcome, Step
+from sim.types import SKIP, Outcome, Step
 from sim.workload import Workload
 
 CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
@@ -268,10 +268,10 @@ class Engine:
         self._row = first + len(outcomes)
         if self._is_simple_step and (waits is None or self._is_as_ready) and not controller.waiting:
             self._compute_simply(outcomes, waits, first, now)
+            self._poll(now)
         else:
             self._enter_gate(now)
             self._take(outcomes, waits, first, now)
-        self._poll(now)
         if not (self._awaited or self._cpu or controller.waiting):
             self._end_site(now)
 
@@ -308,11 +308,21 @@ class Engine:
         self._poll(now)
 
     def _take(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
-        """Compute what an admission found (its first lookup is ``row``); remember what it waits for."""
+        """Set to work what an admission found (its first lookup is ``row``), and poll."""
+        left_out = self._line_up(outcomes, waits, row, now)
+        self._poll(now)
+        for key in left_out:
+            # What the placement leaves out is over at once; others may wait for its place.
+            if self.controller.waiting:
+                self._release(key, now)
+
+    def _line_up(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> list[int]:
+        """Give the needs of an admission to the stream and the CPU; the keys that are not computed at all."""
         awaited = self._awaited
         waits = waits or {}
         keys: list[int] = []
         rows: list[int] = []
+        left_out: list[int] = []
         for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
             if outcome == CPU:
                 self._submit(key, row, now)
@@ -321,6 +331,8 @@ class Engine:
                 rows.append(row)
                 if key in waits:
                     awaited[key] = row
+            elif key != SKIP:
+                left_out.append(key)
             row += 1
         if self._is_as_ready:
             for key, of in zip(keys, rows, strict=True):
@@ -333,6 +345,7 @@ class Engine:
         self._compute_groups()
         if self._releases:
             self._set_release()
+        return left_out
 
     def _compute_groups(self) -> None:
         """Groups are computed in order, so a complete one may wait for the one before it."""
@@ -366,6 +379,7 @@ class Engine:
         # A result of the CPU may have let the last needs in since the alarm was set.
         if self._releases and self._releases[0][0] == now:
             self._release(self._releases.popleft()[1], now)
+            self._end_site_if_done(now)
         elif self._releases:
             self._set_release()
 
@@ -380,8 +394,9 @@ class Engine:
         self._row += len(outcomes)
         self._later_lookups.append((row, self._row, now))
         self._take(outcomes, waits, row, now)
-        self._poll(now)
-        if not (self._awaited or self._cpu or controller.waiting):
+
+    def _end_site_if_done(self, now: int) -> None:
+        if not (self._awaited or self._cpu or self.controller.waiting):
             self._end_site(now)
 
     # ---- the CPU
@@ -411,11 +426,11 @@ class Engine:
             if now > self._free_ns:
                 self._idle(now, CPU_RESULT)
             self._release(key, now)
-            return
-        self._poll(now)
-        if not (self._awaited or self._cpu):
-            self._wake(now, CPU_RESULT)
-            self._end_site(now)
+        else:
+            self._poll(now)
+            if not (self._awaited or self._cpu):
+                self._wake(now, CPU_RESULT)
+        self._end_site_if_done(now)
 
     # ---- arrivals
 
@@ -441,11 +456,10 @@ class Engine:
             self._wake(now, number)
         if not self._is_as_ready:
             self._compute_groups()
-        elif self._is_simple_step:
+        elif self._is_simple_step and not self.controller.waiting:
             self._free_ns += self._one_token_ns[self._site]
         else:
             self._compute(key, row)
         if self._releases:
             self._set_release()
-        if not (self._awaited or self._cpu or self.controller.waiting):
-            self._end_site(now)
+        self._end_site_if_done(now)

@@ -143,7 +143,8 @@ class Workload:
         tokens = np.maximum.reduceat(self._tokens_so_far, starts).tolist()
         decode = np.minimum.reduceat(trace.phase[rows] == DECODE, starts).tolist()
         for i, (a, b, group) in enumerate(zip(starts, stops, groups, strict=True)):
-            begins, ends = tuple(s for s in group if first[s] == i), tuple(s for s in group if last[s] == i)
+            begins = tuple(sorted(s for s in group if first[s] == i))
+            ends = tuple(sorted(s for s in group if last[s] == i))
             self.steps.append(
                 Step(i, a, b, group, tokens[i], decode[i], begins, ends, self._sites_by_decode[decode[i]])
             )
@@ -203,8 +204,8 @@ class Workload:
         decode = all(part.decode for part in parts)
         step = Step(
             len(self.steps), start, len(place), tuple([part.request.sequence for part in parts]), int(max(tokens)),
-            decode, tuple([part.request.sequence for part in parts if part.begins]),
-            tuple([part.request.sequence for part in parts if part.ends]), self._sites_by_decode[decode],
+            decode, tuple(sorted(part.request.sequence for part in parts if part.begins)),
+            tuple(sorted(part.request.sequence for part in parts if part.ends)), self._sites_by_decode[decode],
         )  # fmt: skip
         self.steps.append(step)
         return step

@@ -101,6 +101,13 @@ class ScenarioWorkload:
         if not scenario.requests:
             self._tell(scenario.steps)
 
+    def foretold(self) -> Sequence[Step]:
+        """The steps as they will be, if that does not depend on time."""
+        schedule = self.start()
+        while schedule.next(0) is not None:
+            pass
+        return self.told
+
     def _tell(self, steps: Sequence[Step]) -> None:
         for step in steps:
             index = len(self.steps)
@@ -176,8 +183,8 @@ class Schedule:
         told = Step(sequences[0], False, False, len(rows), token, dense, batching.tail_ns, needs, forecasts,
                     sequences, sites, ranks)  # fmt: skip
         step = RunStep(index, index, index + len(rows), sequences, token, decode,
-                       tuple(p.request.sequence for p in parts if p.begins),
-                       tuple(p.request.sequence for p in parts if p.ends), sites)  # fmt: skip
+                       tuple(sorted(p.request.sequence for p in parts if p.begins)),
+                       tuple(sorted(p.request.sequence for p in parts if p.ends)), sites)  # fmt: skip
         workload.told.append(told)
         workload.steps.append(step)
         return step
@@ -273,7 +280,7 @@ def _cache(scenario: Scenario, cache: Cache) -> Pooled:
         assert isinstance(scenario.selector, Fixed)
         wanted = scenario.selector.precision
         policy.foresee([[scenario.pack((wanted, site, need.expert)) for need in step.needs[site]]
-                        for step in scenario.steps for site in step.sites])  # fmt: skip
+                        for step in ScenarioWorkload(scenario).foretold() for site in step.sites])  # fmt: skip
         return policy
     if cache.name.startswith("lfu"):
         return LFU(counts=cache.name.removeprefix("lfu_"))

@@ -23,7 +23,7 @@ class Moves:
         self.log: list[tuple[int, Service]] = []
         self.wires = [Wire(scenario, clock, link, self, self.log) for link in range(scenario.hops)]
         self.queues: list[list[Transfer]] = [[] for _ in self.wires]
-        self.places, self.heads = 0, 0
+        self.places, self.heads, self.given_up = 0, 0, 0
         self.moving: dict[Key, Transfer] = {}
         """What is queued or in flight."""
         self.transfers: list[Transfer] = []
@@ -87,7 +87,8 @@ class Moves:
             first = 0
         elif self.scenario.ram and self.ram:
             found = self.ram.holds(transfer.key)
-            self.ram_lookups.append((self.scenario.pack(transfer.key), found))
+            if transfer.completes is None:
+                self.ram_lookups.append((self.scenario.pack(transfer.key), found))
             if found:
                 transfer.ram = "resident"
                 self.ram_pinned.add(transfer.key)
@@ -155,18 +156,27 @@ class Moves:
         transfer.waits_on = None
 
     def release_ram(self, transfer: Transfer) -> None:
-        if self.ram and transfer.ram == "claimed":
+        """A transfer is over or given up; what was asked for in vain is as good as evicted."""
+        if not self.ram or transfer.kind == "dense":
+            return
+        if transfer.ram == "claimed":
             self.ram.give_back(transfer.key)
+        if transfer.ram != "resident":
+            self.ram.history.evicted(transfer.key)
         self.ram_pinned.discard(transfer.key)
 
     # ---- issuing ---------------------------------------------------------------------------------------------------
 
     def poll(self, but: int | None = None) -> None:
-        """After every call: each link, in order, is filled up."""
-        for link, wire in enumerate(self.wires):
-            if link != but:
-                while wire.has_room and self.issue(link):
-                    pass
+        """After every call: each link, in order, is filled up; and again where a prefetch was given up on the way, whose
+        claims another link may have waited for."""
+        given_up = -1
+        while given_up < self.given_up:
+            given_up = self.given_up
+            for link, wire in enumerate(self.wires):
+                if link != but:
+                    while wire.has_room and self.issue(link):
+                        pass
         for wire in self.wires:
             wire.watch()
 
@@ -185,6 +195,7 @@ class Moves:
                 if ready:
                     self.send(ready[0], link, NOTHING)
                 return bool(ready)
+            self.given_up += 1
             if transfer.hops_open:
                 self.leave_queue(transfer)
                 transfer.aside = True
@@ -285,8 +296,7 @@ class Moves:
         elif link not in transfer.handed_on or transfer.aside:
             transfer.aside = False
             self.join(transfer, link - 1)
-        self.issue(link)
-        self.poll(but=link)
+        self.poll(but=link if self.issue(link) else None)
 
     def head_ends(self, link: int, transfer: Transfer) -> None:
         """`head_done`: enough is through for the next link to begin."""
@@ -315,8 +325,7 @@ class Moves:
         self.heads -= 1
         transfer.place, transfer.waits_on = self.heads, link
         self.queues[link].append(transfer)
-        self.issue(link)
-        self.poll(but=link)
+        self.poll(but=link if self.issue(link) else None)
 
     def land(self, transfer: Transfer) -> None:
         """The last hop has ended."""
