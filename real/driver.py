@@ -12,6 +12,8 @@ engine, the need that a CPU result ends) happens under the same lock. The lock i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from real.device import TAIL, Device, Service, Turn
 from real.links import Links
 from real.needs import Needs
@@ -77,26 +79,24 @@ class Driver:
         """One forward call, from the beginning of its sequences to the end of those that end with it."""
         device, record = self.device, self.record
         record.step_start_ns.append(self._free_ns)
-        if step.begins:
+        for sequence in step.begins:
             device.sleep_until(self._free_ns, Turn.ARRIVALS)
             with device.lock:
-                for sequence in step.begins:
-                    self._stamp()
-                    self.controller.begin_sequence(sequence)
-                    self._links.fill()
+                self._stamp()
+                self.controller.begin_sequence(sequence)
+                self._links.fill()
         self._gate.open(step)
         dense_ns = self.durations.dense_ns(step)
         for site in step.sites:
             self._run_site(step, site, dense_ns[site])
         self._compute(TAIL, step.rows, self.durations.tail_ns(step))
         record.step_end_ns.append(self._free_ns)
-        if step.ends:
+        for sequence in step.ends:
             device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
             with device.lock:
-                for sequence in step.ends:
-                    self._stamp()
-                    self.controller.end_sequence(sequence)
-                    self._links.fill()
+                self._stamp()
+                self.controller.end_sequence(sequence)
+                self._links.fill()
 
     def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
         g, host, gate = self.controller.geometry, self.durations.host, self._gate
@@ -111,11 +111,9 @@ class Driver:
             self.record.gate_ns.append(self._free_ns)
             self._dense.pop(block, None)
             self._num_taken = 0
-            outcomes, waits = self.controller.gate(gate)
-            self._take(outcomes, waits)
             if self.controller.predicts_later:
                 self.device.predict(gate.tick, self.durations.prediction_ns)
-            self._links.fill()
+            self._start(*self.controller.gate(gate))
         self._pass_host_time(host.issue_ns)
         while self._compute_next():
             pass
@@ -124,16 +122,25 @@ class Driver:
 
     # ---- needs
 
-    def _take(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
-        """Line up what a call admitted: what is there, to be computed; what is not, to be waited for."""
+    def _start(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
+        """Set to work what a call admitted; what the placement leaves out has ended at once. The lock is held."""
+        keys = self.controller.admitted
+        self._take(keys, outcomes, waits)
+        self._links.fill()
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
+                self._end_need(key)
+
+    def _take(self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
+        """Line up what is there, to be computed, and what is not, to be waited for; give the CPU its needs."""
         record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
         self._needs.open_batch(now)
-        for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
+        for key, outcome in zip(keys, outcomes, strict=True):
             row, count = len(record.lookup_ns), tokens[self._num_taken]
             self._num_taken += 1
             record.lookup_ns.append(now)
             record.ready_ns.append(now)
-            if key == SKIP or outcome == Outcome.SKIP:
+            if outcome == Outcome.SKIP:
                 continue
             if outcome == Outcome.CPU:
                 self._on_cpu[key] = row
@@ -162,9 +169,7 @@ class Driver:
     def _end_need(self, key: int) -> int:
         """A need of a union served in waves is over: let the next ones in. The lock is held. When that was."""
         now = self._stamp()
-        outcomes, waits = self.controller.need_done(key)
-        self._take(outcomes, waits)
-        self._links.fill()
+        self._start(*self.controller.need_done(key))
         return now
 
     def _is_done(self) -> bool:
