@@ -141,14 +141,12 @@ class Choices:
         return keys if self._is_whole[row] else _without_dropped(keys)
 
     def forecast_keys(self, row: int) -> list[list[list[int]]]:
-        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that forecasts."""
+        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that forecasts.
+
+        Up to the ``reach`` of a site; what stands beyond it means nothing.
+        """
         ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
-        if not self._is_whole_forecast[row]:
-            return [_without_dropped(keys) for keys in ahead]
-        for j, keys in enumerate(ahead, start=1):
-            for site in self._beyond[j]:
-                keys[site] = []
-        return ahead
+        return ahead if self._is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
 
     @cached_property
     def _chosen_keys(self) -> IntArray:
@@ -160,11 +158,6 @@ class Choices:
         experts = self.forecasts[0]
         target = np.arange(self.sites)[:, None] + np.arange(1, self.depth + 1)
         return np.where(experts < 0, -1, experts + target[..., None] * self.units).astype(np.int32)
-
-    @cached_property
-    def _beyond(self) -> list[list[int]]:
-        """By distance, the sites that have no site so far ahead."""
-        return [[site for site, reach in enumerate(self.reach) if reach < j] for j in range(self.depth + 1)]
 
     @cached_property
     def _is_whole(self) -> list[bool]:

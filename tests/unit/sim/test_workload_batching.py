@@ -14,7 +14,7 @@ from sim.batching import Request
 from sim.synthesis import synthesize
 from sim.trace import CHUNK, DECODE, PREFILL, ModelShape, Trace
 from sim.types import Step
-from sim.workload import Limits, Workload
+from sim.workload import BLOCK_CELLS, Limits, Workload
 from unit.sim.composer import Rows, compose_by_rows
 
 SITES, EXPERTS, TOP_K, DEPTH = 3, 5, 2, 2
@@ -144,8 +144,8 @@ def assert_steps(workload: Workload) -> None:
         assert step.sequences == tuple(dict.fromkeys(trace.sequence[rows].tolist()))
         assert step.token == trace.position[rows].max() + 1
         assert step.decode == (trace.phase[rows] == DECODE).all()
-        assert step.begins == tuple(number for number in step.sequences if first[number] == index)
-        assert step.ends == tuple(number for number in step.sequences if last[number] == index)
+        assert step.begins == tuple(sorted(number for number in step.sequences if first[number] == index))
+        assert step.ends == tuple(sorted(number for number in step.sequences if last[number] == index))
         stop = step.stop
     assert len(workload.row) == stop == len(workload.chosen[0]) == len(workload.scores)
 
@@ -154,8 +154,12 @@ def assert_steps(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
-def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(timed: bool) -> None:
-    for seed in range(120):
+@pytest.mark.parametrize("cells", [BLOCK_CELLS, 200], ids=["unions in one block", "unions in blocks"])
+def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
+    timed: bool, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.workload.BLOCK_CELLS", cells)
+    for seed in range(100):
         draw = random.Random(seed)
         lengths = random_lengths(draw)
         trace = make_trace(lengths, seed, padding=draw.choice((0, 2)))
