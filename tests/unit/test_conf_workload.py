@@ -1,0 +1,89 @@
+"""The workloads of ``conf/``: what each composes on the bundled trace, and what the command line may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from sim.build import build
+from sim.run import Run
+from sim.trace import Trace
+from sim.workload import Limits
+
+Configure = Callable[..., DictConfig]
+SEQUENCES = 6
+BUILT_ON = ("system=lru", f"trace.max_sequences={SEQUENCES}", "budget.resident_share=0.5")
+
+
+def run_of(configure: Configure, trace: Trace, *overrides: str) -> Run:
+    return build(configure(*BUILT_ON, *overrides), "lru", trace)
+
+
+@pytest.mark.parametrize(
+    ("option", "batching", "together", "mixes"),
+    [
+        ("recorded", "recorded", 1, False),
+        ("sequential", "sequential", 1, False),
+        ("static_4", "static", 4, False),
+        ("continuous_4", "continuous", 4, False),
+        ("continuous_4_chunked", "continuous", 4, True),
+    ],
+)
+def test_every_workload_composes_what_it_says(
+    configure: Configure, bundled_trace: Trace, option: str, batching: str, together: int, mixes: bool
+) -> None:
+    """The trace recorded one sequence after another. Chunks alone put prompts and tokens into one step."""
+    workload = run_of(configure, bundled_trace, f"workload={option}").workload
+    assert (workload.batching, workload.is_timed) == (batching, False)
+    assert max(len(step.sequences) for step in workload.steps) == workload.limits.together == together
+    assert len(workload.row) == sum(s.prompt_tokens + s.decode_tokens for s in workload.sequences)
+    assert len(workload.sequences) == SEQUENCES
+    phase = workload.trace.phase[workload.row]
+    mixed = [step for step in workload.steps if len(set(phase[step.start : step.stop].tolist())) > 1]
+    assert bool(mixed) == mixes
+
+
+def test_sequences_together_chunks_and_arrivals_are_set_on_the_command_line(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    words = "workload=continuous_4", "workload.together=3", "workload.prefill_chunk=8"
+    timed = "workload.arrivals_per_s=0.25", "workload.arrival_seed=7"
+    workload = run_of(configure, bundled_trace, *words, *timed).workload
+    assert workload.is_timed
+    longest = max(s.prompt_tokens + s.decode_tokens for s in workload.sequences)
+    assert workload.limits == Limits(longest, together=3, rows=8 + 2)
+    other = run_of(configure, bundled_trace, *words, timed[0], "workload.arrival_seed=8").workload
+    assert workload.arrivals_ns.keys() == other.arrivals_ns.keys()
+    assert workload.arrivals_ns != other.arrivals_ns
+
+
+def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trace: Trace) -> None:
+    """A comparison is paired: when requests arrive is the workload's alone."""
+    words = (*BUILT_ON, "workload=continuous_4", "workload.arrivals_per_s=0.5", "seed=9")
+    runs = [build(configure(*words, f"system={name}"), name, bundled_trace) for name in ("lru", "hobbit")]
+    assert runs[0].workload.arrivals_ns == runs[1].workload.arrivals_ns
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("workload=recorded workload.together=4", r"together=4 does not go with workload\.batching=recorded"),
+        (
+            "workload=recorded workload.arrivals_per_s=1",
+            r"arrivals_per_s=1 does not go with workload\.batching=recorded",
+        ),
+        ("workload.together=2", r"together=2 does not go with workload\.batching=sequential"),
+        ("workload=static_4 workload.together=0", r"workload\.together=0 must be a whole number >= 1"),
+        ("workload=static_4 workload.prefill_chunk=all", r"workload\.prefill_chunk='all' must be a whole number"),
+        ("workload=static_4 workload.arrivals_per_s=-1", r"workload\.arrivals_per_s=-1 must be a number >= 0"),
+        ("workload=static_4 workload.arrivals_per_s=1 cache=belady", r"set workload\.arrivals_per_s=null"),
+        ("trace.exclude=[long]", r"trace\.exclude names long, but the sequences of trace .* have the flags"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_way_out(
+    configure: Configure, bundled_trace: Trace, words: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_of(configure, bundled_trace, *words.split())
