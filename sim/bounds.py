@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -36,8 +36,8 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
 
     Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
     skipped or computed on the CPU). Link 0: needs that must be served by a load of the highest precision, loaded as few
-    times as any cache of the same bytes and the same initial contents allows (``fewest_loads``). What a lower
-    precision, a skip, the CPU or a part of the bytes may serve counts nothing.
+    times as any cache of the same bytes and the same initial contents allows (``fewest_loads``), and dense blocks where
+    they are streamed. What a lower precision, a skip, the CPU or a part of the bytes may serve counts nothing.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
@@ -60,8 +60,10 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     loads = fewest_loads(needs.tick[must_load], item[must_load], high_slots, held, whole[must_load], over[must_load])
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
-    return Bounds(_compute_ns(workload, durations, permitted, _loads_all(controller)),
-                  _link_ns(durations, controller.route.engines[0], loads, least_bytes), belady, why)  # fmt: skip
+    # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
+    blocks = (workload.num_gates - loader.dense_slots, min(controller.dense_bytes)) if loader.dense_slots else (0, 0)
+    link_ns = _link_ns(durations, controller.route.engines[0], ((loads, least_bytes), blocks))
+    return Bounds(_compute_ns(workload, durations, permitted, _loads_all(controller)), link_ns, belady, why)
 
 
 def _loads_all(controller: Controller) -> bool:
@@ -69,12 +71,17 @@ def _loads_all(controller: Controller) -> bool:
     return controller.placement.constant == Place.LOAD
 
 
-def _link_ns(durations: Durations, engines: int, loads: int, size: int) -> int:
-    """The least time of so many services: their bytes share one bandwidth, and each engine serves one at a time."""
-    if not loads:
+def _link_ns(durations: Durations, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
+    """The least time of link 0 for so many ``transfers`` of so many bytes each.
+
+    Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a time.
+    """
+    needed = [(count, durations.hop_ns(0, size)) for count, size in transfers if count > 0]
+    if not needed:
         return 0
-    hop, latency = durations.hop_ns(0, size), durations.latency_ns(0)
-    return max(latency + loads * (hop - latency), -(-loads * hop // engines)) if engines > 1 else loads * hop
+    latency, occupied = durations.latency_ns(0), sum(count * hop_ns for count, hop_ns in needed)
+    drawn = sum(count * (hop_ns - latency) for count, hop_ns in needed)
+    return occupied if engines == 1 else max(latency + drawn, -(-occupied // engines))
 
 
 def _why_no_belady(controller: Controller) -> str | None:

@@ -51,7 +51,11 @@ def refused(folder: Path, *overrides: str) -> str:
 
 CASES = {
     "a number with its unit": ("hardware.memory_gib=24GiB", r"hardware\.memory_gib='24GiB' must be a number in"),
-    "no number": ("hardware.link.peak_gb_per_s=fast", r"hardware\.link\.peak_gb_per_s='fast' must be a number"),
+    "no number": ("hardware.links.pcie.peak_gb_per_s=fast", r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a"),
+    "a slip of units": (
+        "hardware.links.pcie.peak_gb_per_s=31500000000",
+        r"hardware\.links\.pcie\.peak_gb_per_s=31500000000 must be from 0\.001 to 100000; give 10\*\*9 bytes a second",
+    ),
     "nothing resident": ("budget.resident_share=0", r"budget\.resident_share=0 must be above 0 and at most 1"),
     "more than everything": ("budget.resident_share=1.5", r"budget\.resident_share=1\.5 must be above 0 and at most 1"),
     "a share with a unit": ("budget.resident_share=half", r"budget\.resident_share='half' must be a number"),
@@ -69,7 +73,16 @@ CASES = {
     ),
     "a pool too small for one token": (
         "budget.resident_share=0.05",
-        r"pool 0 holds \d+ B, but one token may need 2 experts of 92160 B = 184320 B there; raise budget\.",
+        r"pool 0 holds \d+ B, but one token may need 2 experts of 92160 B = 184320 B there; raise budget\..*; "
+        r"the smallest budget\.resident_share that works is 0\.0782$",
+    ),
+    "pools of which one is too small": (
+        "precision=fp16 cache=lru_per_site budget.resident_share=0.2",
+        r"the smallest budget\.resident_share that works is 0\.25$",
+    ),
+    "shares that are not all": (
+        "cache.shares=[0.8,0.3]",
+        r"cache\.shares=\[0\.8, 0\.3\] sum to 1\.1; they divide one budget: make it 1",
     ),
     "a budget beyond the memory": (
         "hardware.memory_gib=0.5 budget.resident_share=1",
@@ -87,7 +100,8 @@ CASES = {
     "a count that is no number": ("trace.max_sequences=two", r"trace\.max_sequences='two' must be a whole number"),
     "no sequences": ("trace.max_sequences=-1", r"trace\.max_sequences=-1 must be a whole number >= 1"),
     "a flag that is no list": ("trace.exclude=abc", r"trace\.exclude='abc' must be a list of flags"),
-    "a link taken away": ("hardware.link=null", r"needs a link and a compute section"),
+    "the links taken away": ("hardware.links=null", r"hardware\.links=None must hold at least one link"),
+    "a link taken away": ("hardware.links.pcie=null", r"hardware\.links\.pcie=None must be a section"),
     "a section taken away": ("budget=null", r"budget=None must be a section of values"),
     "a switch that is none": ("loader.promote=maybe", r"loader\.promote='maybe' must be true or false"),
     "true for a count": ("loader.prefetch_budget=true", r"loader\.prefetch_budget=True is unknown; allowed: all"),
@@ -117,22 +131,58 @@ def not_run(configure: Configure, trace: Path, *overrides: str) -> str:
     return line
 
 
-NOT_BUILT = {
-    "loader.chunk_bytes": "1048576",
-    "loader.destination": "staging",
-    "loader.slot_claim": "queue",
-    "loader.retention": "after_batch",
-    "loader.replay_unit": "access",
-    "workload.batching": "continuous",
-}
+NVME = "hardware=rtx4090_nvme"
+COMBINATIONS = {
+    "chunks without demands first": ("loader.chunk_bytes=4096 loader.demand_first=false", r"chunk_bytes has no use"),
+    "chunks on shared links": (
+        "loader.chunk_bytes=4096 hardware.links.pcie.engines=2",
+        r"loader\.chunk_bytes=4096 needs one engine on every link, got engines \[2\]; set hardware engines to 1",
+    ),
+    "cut-through on a shared link": (f"{NVME} hardware.links.nvme.engines=2", r"link 1 has 2 engines"),
+    "cut-through to nowhere": ("hardware.links.pcie.head_bytes=4096", r"0 for link 0, which ends at the device"),
+    "write-back of chunks": ("loader.write_back=true loader.chunk_bytes=4096", r"chunk_bytes and write_back cannot be"),
+    "write-back of what overflows": (
+        "loader.write_back=true loader.retention=after_batch",
+        r"write_back needs retention=strict",
+    ),
+    "write-back of what is exchanged": (
+        "loader.write_back=true loader.staging_slots=2",
+        r"write_back and staging cannot be combined",
+    ),
+    "claims at queueing with staging": (
+        "loader.slot_claim=queue loader.staging_slots=2",
+        r"slot_claim=queue and staging cannot be combined",
+    ),
+    "staging without slots": ("loader.destination=staging", r"destination=staging needs staging_slots >= 1"),
+    "all layers streamed": ("loader.dense_slots=4", r"loader\.dense_slots=4 must be below the 4 sites"),
+    "a future that depends on time": (
+        "precision=fp16 cache=belady workload=continuous_4 workload.arrivals_per_s=10",
+        r"cache=belady knows the future only .*; set workload\.arrivals_per_s=null",
+    ),
+    "a CPU that is not described": (
+        "placement=absent_on_cpu hardware.cpu=null",
+        r"hardware rtx4090_pcie4 has no cpu section; choose placement=load",
+    ),
+    "RAM that holds no expert": (
+        f"{NVME} hardware.ram.capacity_gib=0.00001",
+        r"hardware\.ram\.capacity_gib=1e-05 holds no expert of 92160 B; raise it, or set hardware\.ram=null",
+    ),
+    "RAM at the end of no link": (f"{NVME} hardware.ram.filled_by=ssd", r"ram\.filled_by='ssd' must be .*: nvme"),
+    "RAM on the device": (
+        "+hardware.ram={_target_:sim.hardware.Ram,capacity_gib:1,filled_by:pcie}",
+        r"filled_by='pcie' must be a link that ends in RAM: this machine has none",
+    ),
+    "an unknown batching": ("workload.batching=dynamic", r"workload\.batching=dynamic"),
+    "an unknown value of a switch": ("loader.wait=never", r"loader\.wait=never is unknown; allowed: wait_all, as_"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("switch", "value"), NOT_BUILT.items(), ids=NOT_BUILT)
-def test_what_is_not_built_yet_is_refused_by_name_with_what_is(
-    configure: Configure, small_trace: Path, switch: str, value: str
+@pytest.mark.parametrize(("overrides", "message"), COMBINATIONS.values(), ids=COMBINATIONS)
+def test_what_does_not_go_together_is_refused_by_name(
+    configure: Configure, small_trace: Path, overrides: str, message: str
 ) -> None:
-    line = not_run(configure, small_trace, f"{switch}={value}")
-    assert re.search(rf"{re.escape(switch)}={value} is not built yet.*; allowed: ", line), line
+    line = not_run(configure, small_trace, "budget.resident_share=0.7", *overrides.split())
+    assert re.search(message, line), line
 
 
 @pytest.mark.parametrize("harm", ["truncated", "altered", "missing"])

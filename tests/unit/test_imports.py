@@ -18,14 +18,16 @@ from sim.build import ROOT
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
     {"units", "types", "record"},
-    {"policies", "routing", "model", "hardware", "trace", "trace_header", "trace_rows", "loader", "costs", "slots"},
-    {"controller", "workload", "metrics", "calls", "frames", "stalls", "bounds", "intervals", "timeline", "synthesis",
-     "outputs", "run", "batching", "choices", "gates"},
-    {"engine", "real.driver", "real.device"},
+    {"policies", "routing", "model", "hardware", "trace", "trace_header", "trace_rows", "loader", "costs", "slots",
+     "ram", "staging", "batching", "choices"},
+    {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
+     "forecasts", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run"},
+    {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
+     "real.timers"},
 )  # fmt: skip
 DRIVERS = {"engine", "real"}
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
-CORE = ["controller", "slots", "loader", "types", "units", "policies"]
+CORE = ["controller", "transfers", "ram", "staging", "slots", "loader", "types", "units", "policies"]
 NEVER_IN_CORE = {"simpy", "hydra", "omegaconf", "time", "datetime", "random", "polars", "pandas", "matplotlib", "rich"}
 
 
@@ -83,7 +85,7 @@ def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(pat
 def test_simpy_is_the_engines_alone_and_hydra_the_top_modules(path: Path) -> None:
     roots = {name.split(".")[0] for name in imports(path)}
     if "simpy" in roots:
-        assert module_of(path) in ("sim.engine", "sim.bench")
+        assert module_of(path) in ("sim.engine", "sim.links")
     if "hydra" in roots:
         assert layer_of(module_of(path)) is None
 

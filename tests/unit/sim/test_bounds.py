@@ -213,6 +213,13 @@ def test_engines_share_the_bandwidth_and_overlap_their_latencies(engines: int, l
     assert (found.belady_loads, found.link_ns) == (10, link)
 
 
+def test_streamed_dense_blocks_take_the_link_for_every_gate_but_the_first() -> None:
+    """Six gates, one slot: five blocks of 3 B in 30 ns each, beside the loads."""
+    durations = FixedDurations((10, 20), 5, (7,), {8: 100, 3: 30}, (1,))
+    found = bounds(Fixed("fp16"), 32, durations=durations, loader={"dense_slots": 1}, dense_bytes=(3, 3))
+    assert found.link_ns == 1000 + 5 * 30
+
+
 def test_where_bytes_differ_from_site_to_site_each_load_counts_as_the_least() -> None:
     """8 B at site 0, 6 at site 1: 32 B may be 5 slots, of which a gate's pair takes two: 12 - 3 loads of 75."""
     found = bounds(Fixed("fp16"), 32, site_bytes=((8, 6),))
