@@ -168,8 +168,8 @@ class Moves:
     # ---- issuing ---------------------------------------------------------------------------------------------------
 
     def poll(self, but: int | None = None) -> None:
-        """After every call: each link, in order, is filled up; and again where a prefetch was given up on the way, whose
-        claims another link may have waited for."""
+        """After every call: each link, in order, is filled up. And again where a prefetch was given up on the way: for
+        what it had claimed another link may have waited."""
         given_up = -1
         while given_up < self.given_up:
             given_up = self.given_up

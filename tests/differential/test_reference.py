@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from differential.by_hand import foresee, gate, machine, service, stalls, token
 from differential.reference import run
 from differential.rows import PREFETCH_OUTCOMES, Timeline
 from differential.scenario import (
@@ -30,49 +31,6 @@ from differential.timeline import check
 
 SEEDS = range(100)
 WAITS = ("wait_all", "as_ready")
-
-
-def gate(*experts: int) -> tuple[Need, ...]:
-    return tuple(Need(expert) for expert in experts)
-
-
-def foresee(*experts: int) -> Prediction:
-    return tuple(Forecast(expert) for expert in experts)
-
-
-def token(*needs: tuple[Need, ...], ahead: dict[int, tuple[Prediction, ...]] | None = None, **rest: Any) -> Step:
-    """One step of a sequence, with the forecasts that are made at some of its sites."""
-    forecasts = tuple((ahead or {}).get(site, ()) for site in range(len(needs)))
-    values: dict[str, Any] = {"sequence": 0, "begins": True, "ends": True, "rows": 1, "token": 1, "tail_ns": 0} | rest
-    return Step(dense_ns=(1,) * len(needs), needs=needs, forecasts=forecasts, **values)
-
-
-def machine(*steps: Step, capacity: int = 99, initial: tuple[tuple[int, int, int], ...] = (), **rest: Any) -> Scenario:
-    """One pool, one precision of one byte, transfers of 10, experts of 1, dense work of 1 a site."""
-    values: dict[str, Any] = {
-        "variant_bytes": (1,),
-        "service_ns": (10,),
-        "base_ns": (1,),
-        "per_token_ns": (0,),
-    } | rest
-    precisions = tuple(range(len(values["variant_bytes"])))
-    pool = PoolSpec(capacity, precisions, None, initial)
-    return Scenario(sites=len(steps[0].needs), experts=8, pools=(pool,), steps=steps, **values)
-
-
-def service(timeline: Timeline, *names: str) -> list[tuple[Any, ...]]:
-    """Columns of the transfers of a single link that are served once each; what the run's end cuts ends there."""
-    found = []
-    for row, transfer in zip(timeline.services, timeline.transfers, strict=True):
-        assert row.number == transfer.number
-        ends = timeline.makespan_ns if row.end_ns < 0 else row.end_ns
-        columns = vars(transfer) | vars(row) | {"end_ns": ends, "queued_ns": transfer.hops[-1][1]}
-        found.append(tuple(columns[name] for name in names))
-    return found
-
-
-def stalls(timeline: Timeline) -> dict[str, int]:
-    return {name: ns for name, ns in timeline.stall.items() if ns}
 
 
 # ---- by hand: HOBBIT, Fig. 9 -----------------------------------------------------------------------------------------
