@@ -6,8 +6,9 @@ its way. It knows no event queue. Transfers, CPU results and predictions end beh
 over, perhaps on a thread of its own, and an ``on_...`` method passes it to the controller.
 
 The device's lock is held around each call of the controller with the polls that belong to it; the order in which it is
-taken is the order of events, and each call is stamped inside. What follows from a call at once (the next service of an
-engine, the need that a CPU result ends) happens under the same lock. The lock is never held while the thread waits.
+taken is the order of events, and the clock is read inside. What follows from a call at once (polls, the next service of
+an engine, the need that a CPU result ends) happens under the same lock and at the same time. The lock is never held
+while the thread waits.
 """
 
 from __future__ import annotations
@@ -124,12 +125,12 @@ class Driver:
 
     def _start(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
         """Set to work what a call admitted; what the placement leaves out has ended at once. The lock is held."""
-        keys = self.controller.admitted
+        keys, now = self.controller.admitted, self.record.call_ns[-1]
         self._take(keys, outcomes, waits)
         self._links.fill()
         for key, outcome in zip(keys, outcomes, strict=True):
             if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
-                self._end_need(key)
+                self._end_need(key, now)
 
     def _take(self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
         """Line up what is there, to be computed, and what is not, to be waited for; give the CPU its needs."""
@@ -163,14 +164,15 @@ class Driver:
             self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
             if self.controller.waiting:
                 with self.device.lock:
-                    self._host_until(self._end_need(key))
+                    now = self.device.now_ns()
+                    self._host_until(now)
+                    self._end_need(key, now)
         return True
 
-    def _end_need(self, key: int) -> int:
-        """A need of a union served in waves is over: let the next ones in. The lock is held. When that was."""
-        now = self._stamp()
+    def _end_need(self, key: int, now_ns: int) -> None:
+        """A need of a union served in waves is over: let the next ones in. The lock is held."""
+        self.record.call_ns.append(now_ns)
         self._start(*self.controller.need_done(key))
-        return now
 
     def _is_done(self) -> bool:
         """Whether the site has no more needs; the lock is held."""
@@ -249,7 +251,7 @@ class Driver:
         ends_need = self.controller.waiting > 0
         self._needs.bring_result(now, ends_need)
         if ends_need:
-            self._end_need(key)
+            self._end_need(key, now)
         else:
             self._links.fill()
 

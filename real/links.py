@@ -33,7 +33,8 @@ class Line:
 class Links:
     """Serves transfers in order of issue, writes every service down, and polls where there is room.
 
-    ``stamp`` is called before each call of the controller, and answers the time.
+    ``stamp`` is called before a call that a device's hand-over leads to, and answers the time; polls belong to the call
+    before them, and to its time.
     """
 
     def __init__(self, controller: Controller, durations: Durations, device: Device, record: Record,
@@ -95,7 +96,7 @@ class Links:
             if link == without:
                 continue
             while controller.pending[link] and line.num_issued < line.engines * self._in_flight:
-                self._stamp()
+                self._record.call_ns.append(self._record.call_ns[-1])
                 transfer = controller.poll(link)
                 if transfer is None:
                     break

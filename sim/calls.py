@@ -272,7 +272,7 @@ class _Replay:
         if call.kind == "gate":
             self._computing.clear()
         for key, outcome in zip(call.keys, call.outcomes, strict=True):
-            if outcome != Outcome.SKIP:
+            if key != NONE:
                 self._computing.add(key)
             if outcome == Outcome.CPU:
                 self._on_cpu.add(key)
