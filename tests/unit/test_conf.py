@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from itertools import product
 
@@ -14,6 +15,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from sim.build import PARTS, ROOT, build, fit_scores
+from sim.loader import Loader
 from sim.trace import Trace
 
 CONF = ROOT / "conf"
@@ -21,9 +23,10 @@ Configure = Callable[..., DictConfig]
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 SYSTEMS = [name for group, name in OPTIONS if group == "system"]
-MECHANISMS = ("predictor", "cache", "precision", "placement", "loader")
+MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "loader")
 SWAPS = [(group, name) for group, name in OPTIONS if group in MECHANISMS]
 BUILT_ON = ("trace.max_sequences=1", "budget.resident_share=0.5")
+MIXTRAL_EXPERT = 352_321_536
 OPEN_VALUES = {"score_threshold": ("precision.low_above=0.4", "precision.skip_above=0.8")}
 """Options that leave values open (???), with values."""
 
@@ -87,7 +90,8 @@ def test_every_part_of_every_system_can_be_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
 ) -> None:
     group, name = swap
-    cfg = configure(f"system={system}", f"{group}={name}", *OPEN_VALUES.get(name, ()), *BUILT_ON)
+    machine = ("hardware=rtx4090_nvme",) if group == "ram_cache" else ()
+    cfg = configure(f"system={system}", f"{group}={name}", *OPEN_VALUES.get(name, ()), *BUILT_ON, *machine)
     several = len(OmegaConf.select(cfg, "precision").keys() & {"high", "low"}) == 2
     if several and cfg.cache._target_.endswith("Belady"):
         # The one pair that does not go together says so.
@@ -96,10 +100,11 @@ def test_every_part_of_every_system_can_be_swapped(
         return
     run = build(cfg, system, bundled_trace)
     alone = option(group, name)
-    found = {"predictor": run.controller.predictor, "cache": run.controller.cache, "precision": run.controller.selector,
-             "loader": run.controller.loader}.get(group)  # fmt: skip
-    if found is not None:
-        assert f"{type(found).__module__}.{type(found).__qualname__}" == alone._target_
+    controller = run.controller
+    found = {"predictor": controller.predictor, "cache": controller.cache, "precision": controller.selector,
+             "placement": controller.placement, "loader": controller.loader,
+             "ram_cache": controller.ram.cache if controller.ram is not None else None}[group]  # fmt: skip
+    assert f"{type(found).__module__}.{type(found).__qualname__}" == alone._target_
 
 
 def test_the_systems_that_are_there_are_those_that_are_documented() -> None:
@@ -114,10 +119,58 @@ def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure) -
     assert cfg.loader.depth == "first_missing", "what was not swapped stays the system's"
 
 
+@pytest.mark.parametrize("machine", [name for group, name in OPTIONS if group == "hardware"])
+def test_every_machine_runs_a_system_that_fits_it(configure: Configure, bundled_trace: Trace, machine: str) -> None:
+    """Its links, its RAM tier and its times reach the controller."""
+    run = build(configure(f"hardware={machine}", "system=lru", *BUILT_ON), "lru", bundled_trace)
+    assert run.controller.route == run.hardware.route
+    assert (run.controller.ram is not None) == (run.hardware.ram is not None)
+    for link in range(run.hardware.route.links):
+        assert run.durations.hop_ns(link, 1_000_000) > run.durations.latency_ns(link)
+
+
+def test_a_machine_without_a_managed_tier_leaves_its_policy_unused(configure: Configure, bundled_trace: Trace) -> None:
+    run = build(configure("ram_cache=fifo", *BUILT_ON), "x", bundled_trace)
+    assert run.controller.ram is None
+
+
+def test_every_switch_of_the_loader_has_its_key_and_its_default(configure: Configure) -> None:
+    on_demand = configure("loader=on_demand").loader
+    defaults = {field.name: field.default for field in fields(Loader)}
+    assert {name: value for name, value in on_demand.items() if name != "_target_"} == defaults
+
+
+def test_a_predictor_answers_later_where_the_machine_says_so(configure: Configure, bundled_trace: Trace) -> None:
+    slow = "hardware.prediction_us=50"
+    assert build(configure("system=hobbit", slow, *BUILT_ON), "x", bundled_trace).controller.predicts_later
+    assert not build(configure("system=lru", slow, *BUILT_ON), "x", bundled_trace).controller.predicts_later
+    assert not build(configure("system=hobbit", *BUILT_ON), "x", bundled_trace).controller.predicts_later
+
+
+def test_streamed_layers_leave_room_for_experts(configure: Configure, bundled_trace: Trace) -> None:
+    """Sixteen layers of Mixtral's attention, 83.9 MB each; two stay."""
+    resident, streamed = (
+        build(configure("system=lru", f"loader.dense_slots={n}", *BUILT_ON), "lru", bundled_trace) for n in (0, 2)
+    )
+    block = resident.model.dense_block_bytes
+    assert resident.ledger.dense_bytes - streamed.ledger.dense_bytes == 14 * block
+    assert streamed.controller.dense_bytes == (block,) * 16
+    assert resident.controller.dense_bytes == ()
+
+
+def test_what_pools_may_overflow_and_staging_holds_is_set_aside(configure: Configure, bundled_trace: Trace) -> None:
+    """A prompt's union may be all eight experts; the last one may stay beside it as far as the pool cannot hold it."""
+    words = ("system=lru", "hardware.memory_gib=48", *BUILT_ON)
+    overflowing = build(configure(*words, "loader.retention=after_batch"), "lru", bundled_trace)
+    assert overflowing.ledger.overflow_bytes == 8 * MIXTRAL_EXPERT
+    staging = build(configure(*words, "loader.destination=staging", "loader.staging_slots=3"), "lru", bundled_trace)
+    assert staging.ledger.staging_bytes == 3 * MIXTRAL_EXPERT
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["cache.scoop=site", "budget.share=0.5", "seeds=3", "hardware.link.peak_gbps=3"])
+@pytest.mark.parametrize("word", ["cache.scoop=site", "budget.share=0.5", "seeds=3", "hardware.links.pcie.peak_gbps=3"])
 def test_a_misspelt_key_is_refused(configure: Configure, word: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         configure(word)
@@ -155,5 +208,5 @@ def test_equal_shares_give_every_system_equal_bytes(configure: Configure, bundle
         )
         for system in SYSTEMS
     }
-    assert held.pop("load_on_demand") == 2 * 352_321_536
-    assert set(held.values()) == {16 * 8 * 352_321_536 // 2}
+    assert held.pop("load_on_demand") == 2 * MIXTRAL_EXPERT
+    assert set(held.values()) == {16 * 8 * MIXTRAL_EXPERT // 2}
