@@ -57,6 +57,8 @@ class Kept:
     scores: Sequence[float]
     experts: IntArray
     weights: FloatArray
+    moved_bytes: Sequence[int]
+    """What the payload answered for each need; () where moves are whole."""
 
 
 class Controller(Transfers):
@@ -277,9 +279,11 @@ class Controller(Transfers):
         if not self._loads_all:
             self._place(gate, keys, outcomes)
         if any(outcomes):
-            if not self.payload.whole:
-                waits = self._settle_partial(gate, keys, outcomes, first)
-            waits = self._settle(keys, outcomes, waits)
+            if self.payload.whole:
+                waits = self._settle(keys, outcomes)
+            else:
+                places = [place for place, p in enumerate(wanted, start=first) if p != SKIP]
+                waits = self._settle(keys, outcomes, gate, places)
         if len(self.geometry.precisions) > 1:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
@@ -329,21 +333,29 @@ class Controller(Transfers):
             if outcomes[index] == MISS:
                 outcomes[index] = PLACED[place]
 
-    def _settle(self, keys: Sequence[int], outcomes: list[int],
-                waits: dict[int, Transfer] | None = None) -> dict[int, Transfer] | None:  # fmt: skip
-        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key."""
-        if waits is None:
-            waits = {}
+    def _settle(self, keys: Sequence[int], outcomes: list[int], gate: Gate | None = None,
+                places: Sequence[int] = ()) -> dict[int, Transfer] | None:  # fmt: skip
+        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key.
+
+        ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the access.
+        """
+        waits: dict[int, Transfer] = {}
         state = self.state
         for index, key in enumerate(keys):
             outcome = outcomes[index]
             if outcome == HIT:
                 continue
+            moved_bytes = self._key_bytes[key]
+            if gate is not None:
+                moved_bytes = self._ask_payload(gate, places[index], key, outcome)
+                if outcome == FIRST_USE and moved_bytes:
+                    outcomes[index] = MISS
+                    waits[key] = self._complete(key, moved_bytes)
+                    continue
             if outcome == MISS:
-                if key not in waits:
-                    transfer = waits[key] = self._queue(key, False, self._key_bytes[key])
-                    if self._claims_at_queue:
-                        self._claim_pool(transfer)
+                transfer = waits[key] = self._queue(key, False, moved_bytes)
+                if self._claims_at_queue:
+                    self._claim_pool(transfer)
             elif outcome == FIRST_USE:
                 outcomes[index] = HIT
                 state[key] = RESIDENT
@@ -358,28 +370,34 @@ class Controller(Transfers):
                     waits[key] = self._await(self._transfer_of[key])
         return waits or None
 
-    def _settle_partial(self, gate: Gate, keys: list[int], outcomes: list[int], first: int) -> dict[int, Transfer]:
-        """Where bytes belong to the access: what each need must have, and lacks (docs/design.md, partial moves)."""
-        waits: dict[int, Transfer] = {}
-        places = [i for i in range(first, len(gate.needs)) if self._wanted[i] != SKIP][: len(keys)]
-        for index, (key, place) in enumerate(zip(keys, places, strict=True)):
-            outcome, transfer = outcomes[index], self._transfer_of[key]
-            if outcome == MISS:
-                waits[key] = self._queue(key, False, self.payload.moved_bytes(key, gate, place))
-            elif outcome == FIRST_USE and transfer.partial:
-                rest = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
-                if rest:
-                    transfer.outcome = USED
-                    outcomes[index] = MISS
-                    waits[key] = Transfer(key, False, rest, self.calls, self._begin_link(key))
-                    self._continue_partial(waits[key], transfer)
-            elif outcome == LATE and transfer.partial:
-                transfer.rest_bytes = self.payload.missing_bytes(key, gate, place, transfer.moved_bytes)
-            elif outcome == PROMOTED and transfer.partial:
-                transfer.moved_bytes = self.payload.moved_bytes(key, gate, place)
-                transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
-                transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
-        return waits
+    def _ask_payload(self, gate: Gate, place: int, key: int, outcome: int) -> int:
+        """Of an absent need the bytes to move, of one that finds a staged partial prefetch the bytes that it lacks.
+
+        What is on its way is told how much the need must have (docs/design.md section 5, partial moves).
+        """
+        payload, transfer = self.payload, self._transfer_of[key]
+        if outcome == MISS:
+            return payload.moved_bytes(key, gate, place)
+        if not transfer.partial:
+            return 0
+        if outcome == PROMOTED:
+            transfer.moved_bytes = payload.moved_bytes(key, gate, place)
+            transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
+            transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
+            return 0
+        missing = payload.missing_bytes(key, gate, place, transfer.moved_bytes)
+        if outcome == LATE:
+            transfer.rest_bytes = missing
+            return 0
+        return missing
+
+    def _complete(self, key: int, rest_bytes: int) -> Transfer:
+        """Queue what a staged partial prefetch lacks, into the same slot."""
+        partial = self._transfer_of[key]
+        partial.outcome = USED
+        rest = Transfer(key, False, rest_bytes, self.calls, self._begin_link(key))
+        self._continue_partial(rest, partial)
+        return rest
 
     def _do_extras(self, gate: Gate, site: int) -> None:
         if self.ram is not None:
@@ -408,9 +426,13 @@ class Controller(Transfers):
     def _keep_forecasts(self, gate: Gate) -> None:
         self._gate_call_of[gate.site] = self.calls
         self._gate = gate
-        kept = [Kept(c.site, list(c.needs), list(c.keys), list(c.tokens), list(c.scores), c.experts, c.weights)
-                for c in self.predictor.predict(gate)]  # fmt: skip
-        self._predictions[gate.tick] = (self.calls, kept)
+        self._predictions[gate.tick] = (self.calls, [self._keep(choice) for choice in self.predictor.predict(gate)])
+
+    def _keep(self, choice: Choice) -> Kept:
+        payload = self.payload
+        moved = () if payload.whole else [payload.moved_bytes(k, choice, i) for i, k in enumerate(choice.keys)]
+        return Kept(choice.site, list(choice.needs), list(choice.keys), list(choice.tokens), list(choice.scores),
+                    choice.experts, choice.weights, moved)  # fmt: skip
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
@@ -447,7 +469,11 @@ class Controller(Transfers):
         """False if its slot should have been claimed now and could not."""
         moved_bytes = self._key_bytes[key]
         if not self.payload.whole:
-            moved_bytes = self.payload.moved_bytes(key, choice, list(choice.needs).index(self.expert_of(key)))
+            place = choice.keys.index(key)
+            if isinstance(choice, Kept):
+                moved_bytes = choice.moved_bytes[place]
+            else:
+                moved_bytes = self.payload.moved_bytes(key, choice, place)
         transfer = self._queue(key, True, moved_bytes)
         self.events += (self.calls, QUEUE_PREFETCH, key, -1)
         if self._claims_at_queue and not self._claim_at_queue(transfer):

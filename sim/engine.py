@@ -164,14 +164,14 @@ class Engine:
             self._close(now)
             self.done.succeed()
         elif isinstance(following, int):
-            Alarm(self.env, self._on_request).set(following - now, ARRIVAL)
+            Alarm(self.env, lambda _: self._on_request(following)).set(following + self._wake_ns - now, ARRIVAL)
         else:
             self._begin_step(following, now)
 
-    def _on_request(self, event: simpy.Event) -> None:
-        now = self.env.now
-        self._idle(now, NO_REQUEST)
-        self._go_on(now)
+    def _on_request(self, arrival_ns: int) -> None:
+        """The stream stood idle until a request arrived, and is awake."""
+        self._wake(arrival_ns, NO_REQUEST)
+        self._go_on(self.env.now)
 
     def _begin_step(self, step: Step, now: int) -> None:
         """Called when the stream is free; the first gate of the step follows after its dense work."""
