@@ -423,8 +423,7 @@ class Engine:
         self.record.call_ns.append(now)
         controller.cpu_done(key)
         if controller.waiting:
-            if now > self._free_ns:
-                self._idle(now, CPU_RESULT)
+            self._wake(now, CPU_RESULT)
             self._release(key, now)
         else:
             self._poll(now)
