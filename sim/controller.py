@@ -353,9 +353,9 @@ class Controller(Transfers):
                     waits[key] = self._complete(key, moved_bytes)
                     continue
             if outcome == MISS:
-                transfer = waits[key] = self._queue(key, False, moved_bytes)
-                if self._claims_at_queue:
-                    self._claim_pool(transfer)
+                demand = self._queue(key, False, moved_bytes)
+                assert demand is not None
+                waits[key] = demand
             elif outcome == FIRST_USE:
                 outcomes[index] = HIT
                 state[key] = RESIDENT
@@ -474,9 +474,9 @@ class Controller(Transfers):
                 moved_bytes = choice.moved_bytes[place]
             else:
                 moved_bytes = self.payload.moved_bytes(key, choice, place)
-        transfer = self._queue(key, True, moved_bytes)
         self.events += (self.calls, QUEUE_PREFETCH, key, -1)
-        if self._claims_at_queue and not self._claim_at_queue(transfer):
+        transfer = self._queue(key, True, moved_bytes)
+        if transfer is None:
             return False
         self._prefetches_of[site].append(transfer)
         return True

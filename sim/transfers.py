@@ -63,7 +63,8 @@ class Transfers:
         self._prepare_queues()
         self._prepare_staging()
         self._prepare_dense()
-        self._is_simple = self._outermost == 0 and not (self._chunked or self._stages or loader.dense_slots)
+        is_usual = not (self._chunked or self._stages or loader.dense_slots or self._claims_at_queue)
+        self._is_simple = self._outermost == 0 and is_usual
 
     def _prepare_ram(self, ram_cache: CachePolicy | None) -> None:
         route = self.route
@@ -233,16 +234,21 @@ class Transfers:
 
     # ---- queueing
 
-    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
-        """Queue a key that is absent on the first link of its route."""
-        link = 0 if self._is_simple else self._begin_link(key)
-        transfer = self._transfer_of[key] = Transfer(key, prefetch, moved_bytes, self.calls, link)
-        self.state[key] = QUEUED
-        (self._prefetches if prefetch else self._demands)[link].append(transfer)
-        self.pending[link] += 1
+    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer | None:
+        """Queue an absent key on the first link of its route; None if its slot should be claimed now and cannot."""
+        transfer = Transfer(key, prefetch, moved_bytes, self.calls)
         if not self._is_simple:
-            transfer.left_bytes = self.hop_bytes(transfer, link)
+            if self._claims_at_queue and not self._claim_pool(transfer) and prefetch:
+                self._never_issued[DROPPED_NO_SLOT] += 1
+                self.events += (self.calls, DROP_NO_SLOT, key, -1)
+                return None
+            transfer.link = transfer.first_link = self._begin_link(key)
+            transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
             transfer.partial = transfer.staged = moved_bytes < self._key_bytes[key]
+        self._transfer_of[key] = transfer
+        self.state[key] = QUEUED
+        (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
+        self.pending[transfer.link] += 1
         return transfer
 
     def _begin_link(self, key: int) -> int:
@@ -261,13 +267,6 @@ class Transfers:
         goes_first = not transfer.prefetch or transfer.urgent
         (self._demands if goes_first else self._prefetches)[link].append(transfer)
         self.pending[link] += 1
-
-    def _claim_at_queue(self, transfer: Transfer) -> bool:
-        """``slot_claim: queue``: False if the transfer, a prefetch, was given up for want of a slot."""
-        if self._claim_pool(transfer) or not transfer.prefetch:
-            return True
-        self._give_up(transfer, DROP_NO_SLOT)
-        return False
 
     def _stream_dense(self, site: int) -> None:
         """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""

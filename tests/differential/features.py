@@ -97,7 +97,7 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
     if names & {"prefill_chunk", "arrivals"} and not names & {"static", "continuous"}:
         names.add("static" if rng.random() < 0.5 else "continuous")
-    if {"prefill_chunk", "continuous", "encoder_decoder"} <= names:
+    if {"prefill_chunk", "encoder_decoder"} <= names:
         names.discard("encoder_decoder")
     draw = Draw(rng, ties)
     scenario = next(s for offset in range(1000) if _suits(s := random_scenario(seed + 10_007 * offset, ties), names))
