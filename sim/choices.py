@@ -146,7 +146,7 @@ class Choices:
         Up to the ``reach`` of a site; what stands beyond it means nothing.
         """
         ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
-        return ahead if self._is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
+        return ahead if self.is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
 
     @cached_property
     def _chosen_keys(self) -> IntArray:
@@ -165,7 +165,7 @@ class Choices:
         return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
 
     @cached_property
-    def _is_whole_forecast(self) -> list[bool]:
+    def is_whole_forecast(self) -> list[bool]:
         """By row: there is a forecast wherever there can be one."""
         can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
         return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]

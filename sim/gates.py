@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from sim.workload import Workload
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+_HAS_KEYS = attrgetter("keys")
 
 
 class RoutedChoice:
@@ -54,15 +57,17 @@ class StepGate:
     """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
 
     __slots__ = (
-        "_ahead", "_choices", "_forecast_unions", "_is_single", "_keys", "_routes", "_rows", "_step", "_tokens",
-        "_union", "keys", "site", "step", "tick", "token", "units", "workload",
+        "_ahead", "_by_distance", "_choices", "_forecast_unions", "_is_single", "_keys", "_routes", "_rows", "_step",
+        "_tokens", "_union", "keys", "site", "step", "tick", "token", "units", "workload",
     )  # fmt: skip
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._choices = workload.choices
         self.units = self._choices.units
-        self._routes = [[RoutedChoice(self, site + j, j) for j in range(1, reach + 1)]
+        self._by_distance = [[RoutedChoice(self, site + j, j) for site in range(self._choices.sites)]
+                             for j in range(1, self._choices.depth + 1)]  # fmt: skip
+        self._routes = [[choices[site] for choices in self._by_distance[:reach]]
                         for site, reach in enumerate(self._choices.reach)]  # fmt: skip
         self.tick = -1
         self.site = 0
@@ -111,19 +116,19 @@ class StepGate:
 
     def _look_ahead(self) -> list[list[RoutedChoice]]:
         """By the site that forecasts; made when a step is first asked for one."""
+        is_whole = False
         if self._is_single:
-            ahead = self._choices.forecast_keys(self.workload.place(self._step.start))
+            row = self.workload.place(self._step.start)
+            ahead, is_whole = self._choices.forecast_keys(row), self._choices.is_whole_forecast[row]
         else:
             ahead = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
-        self._ahead = found = []
-        for site, choices in enumerate(self._routes):
-            known = []
-            for keys, choice in zip(ahead, choices, strict=False):
-                choice.keys = keys[site]
-                if not choice.keys:
-                    break
-                known.append(choice)
-            found.append(known)
+        for choices, keys_by_site in zip(self._by_distance, ahead, strict=True):
+            for choice, keys in zip(choices, keys_by_site, strict=True):
+                choice.keys = keys
+        found = self._routes
+        if not is_whole:
+            found = [list(takewhile(_HAS_KEYS, choices)) for choices in found]
+        self._ahead = found
         return found
 
     def forecast_of(self, j: int) -> Union:
