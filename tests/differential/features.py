@@ -114,11 +114,8 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
 
 def _suits(scenario: Scenario, names: set[str]) -> bool:
     """Whether the features can matter in this scenario, and are not refused in it."""
-    return (
-        (scenario.sites > 1 or not names & ({"dense", "encoder_decoder"} | LOOKS_AHEAD))
-        and (scenario.precisions == 1 or "partial" not in names)
-        and (scenario.cache.name != "belady" or "arrivals" not in names)
-        and (scenario.cache.name == "lru" or "recency_rows" not in names)
+    return (scenario.sites > 1 or not names & ({"dense", "encoder_decoder"} | LOOKS_AHEAD)) and (
+        scenario.precisions == 1 or "partial" not in names
     )
 
 
@@ -408,5 +405,8 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "host": _host,
     "prediction_latency": lambda draw, scenario: replace(scenario, prediction_ns=1 + draw.below(5, 4000)),
     "in_order": lambda draw, scenario: _loader(scenario, wait="in_order"),
+    "arrivals": lambda draw, scenario: (
+        replace(scenario, cache=Cache("lru")) if scenario.cache.name == "belady" else scenario
+    ),
     "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),
 }

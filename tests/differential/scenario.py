@@ -1,385 +1,72 @@
-"""One run of the simulator as plain frozen data, and a generator of random ones.
-
-Nothing here decides anything: a scenario names the machine (sizes, times, pools), the policies (by name and numbers),
-the loader's switches and the routing (needs and forecasts of every gate). The reference and the production engine are
-both given the same scenario.
-"""
+"""Random scenarios. What a scenario is made of stands in `scenario_data`, and can be had from here, too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
-Key: TypeAlias = tuple[int, int, int]
-"""A variant in words: (precision, site, expert)."""
-
-CACHES = ("lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady")
-CacheName: TypeAlias = Literal["lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady"]
-LAYOUTS = ("global", "per_precision", "per_site")
-
-SKIP = -1
-"""The wanted precision of a need that is left out; also the key of its lookup."""
-
-
-@dataclass(frozen=True)
-class PoolSpec:
-    """A byte budget for variants of some precisions, at one site or at all (None). Initial keys came in this order."""
-
-    capacity_bytes: int
-    precisions: tuple[int, ...]
-    site: int | None = None
-    initial: tuple[Key, ...] = ()
-
-    def covers(self, key: Key) -> bool:
-        return key[0] in self.precisions and self.site in (None, key[1])
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A victim order by name. The weights are those of `weighted`; it is the only one that reads them.
-
-    `recency`: how LRU orders the needs of a gate of several rows, by need order or by `Step.ranks`.
-    """
-
-    name: CacheName = "lru"
-    w_lru: float = 0.0
-    w_lfu: float = 0.0
-    w_lhu: float = 0.0
-    w_fld: float = 0.0
-    recency: Literal["needs", "rows"] = "needs"
-
-
-@dataclass(frozen=True)
-class Link:
-    """`hop(l, bytes)` is linear; `head_bytes` > 0 is cut-through (never on link 0) with a head of so many bytes."""
-
-    overhead_ns: int
-    ns_per_byte: int
-    engines: int = 1
-    head_bytes: int = 0
-
-    def hop(self, moved: int) -> int:
-        return self.overhead_ns + moved * self.ns_per_byte
-
-
-@dataclass(frozen=True)
-class RamTier:
-    """A managed RAM at the inner end of `link` (1 or more)."""
-
-    link: int
-    pools: tuple[PoolSpec, ...]
-    cache: Cache = Cache()
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Every need wants this precision."""
-
-    precision: int = 0
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Score up to low_above: precision 0; up to skip_above: 1; above: the highest one that is there, else SKIP."""
-
-    low_above: float
-    skip_above: float
-
-
-Place: TypeAlias = Literal["load", "cpu", "skip"]
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The rule of an absent need: these (site, expert) go to the CPU (unless it has more rows), these are left out."""
-
-    cpu: frozenset[tuple[int, int]] = frozenset()
-    skip: frozenset[tuple[int, int]] = frozenset()
-    cpu_rows: int = 1_000_000
-    cpu_ns: int = 0
-    cpu_row_ns: int = 0
-
-    def place(self, site: int, expert: int, tokens: int) -> Place:
-        if (site, expert) in self.skip:
-            return "skip"
-        return "cpu" if (site, expert) in self.cpu and tokens <= self.cpu_rows else "load"
-
-    def time_ns(self, tokens: int) -> int:
-        """`cpu_ns` of a need of so many rows, round trip included."""
-        return self.cpu_ns + self.cpu_row_ns * tokens
-
-
-@dataclass(frozen=True)
-class Host:
-    """Host time around the gate, before a stream that stood idle goes on, and at the end of a site."""
-
-    sync_ns: int = 0
-    issue_ns: int = 0
-    wake_ns: int = 0
-    post_ns: int = 0
-
-
-@dataclass(frozen=True)
-class Loader:
-    """The loader's switches, by the names of docs/design.md. `lookahead`: the sites that the predictor sees ahead.
-
-    `chunk_bytes`, `staging_slots` and `dense_slots` are off at 0.
-    """
-
-    lookahead: int = 0
-    depth: Literal["all", "first_missing"] = "all"
-    queue: Literal["append", "replace"] = "append"
-    promote: bool = True
-    cancel_stale: bool = True
-    demand_first: bool = True
-    in_flight: Literal[1, 2] = 1
-    wait: Literal["wait_all", "as_ready", "in_order"] = "as_ready"
-    prefetch_budget: int | Literal["all", "until_next_gate"] = "all"
-    low_for_high: bool = False
-    chunk_bytes: int = 0
-    write_back: bool = False
-    destination: Literal["pool", "staging"] = "pool"
-    staging_slots: int = 0
-    dense_slots: int = 0
-    slot_claim: Literal["issue", "queue"] = "issue"
-    retention: Literal["strict", "after_batch"] = "strict"
-    replay_unit: Literal["union", "access"] = "union"
-
-
-@dataclass(frozen=True)
-class Need:
-    """An expert that a gate asks for, the number of rows that ask for it, and its score (HOBBIT eq. 2).
-
-    `moved_bytes`: what a load for it moves; None is the whole variant.
-    """
-
-    expert: int
-    tokens: int = 1
-    score: float = 0.0
-    moved_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """An expert that a later site is expected to ask for, its expected score, and what a prefetch of it moves."""
-
-    expert: int
-    score: float = 0.0
-    moved_bytes: int | None = None
-
-
-Prediction: TypeAlias = tuple[Forecast, ...] | None
-"""The forecast for one site, best first; None where there is none, and nothing is asked for the sites beyond."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward call. `token` counts the sequence's tokens, prompt and this step's rows included.
-
-    Of one sequence (`sequence`, `begins`, `ends`), or, where `sequences` is given, of all of these: each then begins at
-    the first step and ends at the last one that names it. `visits`: the sites visited, ascending; empty: all of them.
-    `needs`, `forecasts` and `dense_ns` have an entry for every site, visited or not; `forecasts[s][j - 1]` is for site
-    s + j. `ranks[site][row]`: the row's experts, best first (for `recency: rows` only).
-    """
-
-    sequence: int
-    begins: bool
-    ends: bool
-    rows: int
-    token: int
-    dense_ns: tuple[int, ...]
-    tail_ns: int
-    needs: tuple[tuple[Need, ...], ...]
-    forecasts: tuple[tuple[Prediction, ...], ...]
-    sequences: tuple[int, ...] = ()
-    visits: tuple[int, ...] = ()
-    ranks: tuple[tuple[tuple[int, ...], ...], ...] = ()
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self.sequences or (self.sequence,)
-
-    @property
-    def sites(self) -> tuple[int, ...]:
-        return self.visits or tuple(range(len(self.needs)))
-
-
-Routed: TypeAlias = tuple[tuple[int, float], ...]
-"""A row's experts at a site with their gate weights, best first; empty where the row does not come by."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A token of a request: its routing and its forecasts (as in `Step`), by site."""
-
-    routed: tuple[Routed, ...]
-    forecasts: tuple[tuple[Prediction, ...], ...]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A sequence of which steps are composed; its number is its place in `Scenario.requests`."""
-
-    prompt: tuple[Row, ...]
-    decode: tuple[Row, ...]
-    arrival_ns: int = 0
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How steps are composed, and what their dense work takes. `encoder_sites` > 0: an encoder-decoder model.
-
-    A gate's `token` is the largest token count (prompt rows and this step's rows included) of the step's sequences.
-    """
-
-    kind: Literal["static", "continuous"]
-    size: int
-    prefill_chunk: int = 0
-    encoder_sites: int = 0
-    dense_ns: tuple[int, ...] = ()
-    dense_row_ns: int = 0
-    tail_ns: int = 0
-
-    def dense_work_ns(self, site: int, rows: int) -> int:
-        return self.dense_ns[site] + self.dense_row_ns * rows
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Everything that one run depends on. The defaults leave every feature off.
-
-    Without `links` there is one link of one engine, on which a whole variant takes `service_ns` of its precision. Steps
-    are those of `steps`, or composed of `requests` by `batching`. `variant_bytes` holds at all sites where `site_bytes`
-    (by precision, then site) is not given. `refuse_demand` and `refuse_prefetch` are the experts that the device's
-    policy does not admit with that cause, at any site. `dense_bytes`: by site, for `dense_slots`.
-    """
-
-    sites: int
-    experts: int
-    variant_bytes: tuple[int, ...]
-    service_ns: tuple[int, ...]
-    base_ns: tuple[int, ...]
-    per_token_ns: tuple[int, ...]
-    pools: tuple[PoolSpec, ...]
-    steps: tuple[Step, ...]
-    cache: Cache = Cache()
-    selector: Fixed | Thresholds = Fixed()
-    loader: Loader = Loader()
-    links: tuple[Link, ...] = ()
-    site_bytes: tuple[tuple[int, ...], ...] = ()
-    ram: RamTier | None = None
-    refuse_demand: frozenset[int] = frozenset()
-    refuse_prefetch: frozenset[int] = frozenset()
-    placement: Placement | None = None
-    dense_bytes: tuple[int, ...] = ()
-    host: Host = Host()
-    prediction_ns: int = 0
-    requests: tuple[Request, ...] = ()
-    batching: Batching | None = None
-
-    @property
-    def precisions(self) -> int:
-        return len(self.variant_bytes)
-
-    @property
-    def hops(self) -> int:
-        """The number of links."""
-        return len(self.links) or 1
-
-    def size(self, key: Key) -> int:
-        """The bytes of a variant, or of a site's dense block."""
-        precision, site, expert = key
-        if expert == self.experts:
-            return self.dense_bytes[site]
-        return self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
-
-    def hop_ns(self, link: int, moved: int) -> int:
-        """`hop(l, bytes)`."""
-        if self.links:
-            return self.links[link].hop(moved)
-        return dict(zip(self.variant_bytes, self.service_ns, strict=True))[moved]
-
-    def latency_ns(self, link: int) -> int:
-        return self.links[link].overhead_ns if self.links else 0
-
-    def engines(self, link: int) -> int:
-        return self.links[link].engines if self.links else 1
-
-    def head_bytes(self, link: int) -> int:
-        return self.links[link].head_bytes if self.links else 0
-
-    def expert_ns(self, precision: int, tokens: int) -> int:
-        """Compute time of an expert at a precision for so many rows."""
-        return self.base_ns[precision] + self.per_token_ns[precision] * tokens
-
-    def moved_bytes(self, key: Key, asked: Need | Forecast) -> int:
-        """What a transfer for this need or forecast moves: `payload.moved_bytes`."""
-        return self.size(key) if asked.moved_bytes is None else min(asked.moved_bytes, self.size(key))
-
-    def missing_bytes(self, key: Key, need: Need, moved_bytes: int) -> int:
-        """What a need lacks that finds a partial prefetch of so many bytes: `payload.missing_bytes`."""
-        return max(0, self.moved_bytes(key, need) - moved_bytes)
-
-    @property
-    def moves_partially(self) -> bool:
-        """Whether any transfer moves less than its variant."""
-        return any(
-            asked.moved_bytes is not None
-            for step in self.steps
-            for site in range(self.sites)
-            for asked in (*step.needs[site], *(f for forecast in step.forecasts[site] for f in forecast or ()))
-        )
-
-    def pack(self, key: Key) -> int:
-        """The key as the one int of docs/design.md section 2."""
-        precision, site, expert = key
-        return (precision * self.sites + site) * (self.experts + 1) + expert
-
-    def unpack(self, packed: int) -> Key:
-        rest, expert = divmod(packed, self.experts + 1)
-        precision, site = divmod(rest, self.sites)
-        return precision, site, expert
-
-
-def scored(routed: Routed) -> list[tuple[int, float]]:
-    """The experts of one row by descending weight, then id, each with the sum of the weights before it."""
-    ranked = sorted(routed, key=lambda pair: (-pair[1], pair[0]))
-    total = sum(weight for _, weight in ranked)
-    before, found = 0.0, []
-    for expert, weight in ranked:
-        found.append((expert, before))
-        before += weight / total
-    return found
-
-
-def union(routing: Sequence[Sequence[tuple[int, float]]]) -> tuple[Need, ...]:
-    """The needs of all scored rows of a gate, in need order."""
-    if len(routing) == 1:
-        return tuple(Need(expert, 1, score) for expert, score in routing[0])
-    scores: dict[int, list[float]] = {}
-    for row in routing:
-        for expert, score in row:
-            scores.setdefault(expert, []).append(score)
-    needs = [Need(expert, len(found), min(found)) for expert, found in scores.items()]
-    return tuple(sorted(needs, key=lambda need: (-need.tokens, need.expert)))
-
-
-def union_forecast(rows: Sequence[Prediction]) -> Prediction:
-    """The forecast of a composed step, from those of all its rows: their experts in need order, as a union has them.
-
-    One row: its own. Several: by the number of rows that name an expert, then id, with the smallest score. None only
-    where no row has a forecast.
-    """
-    if len(rows) == 1:
-        return rows[0]
-    there = [[(one.expert, one.score) for one in row] for row in rows if row is not None]
-    if not there:
-        return None
-    needs = union([*there, []])
-    return tuple(Forecast(need.expert, need.score) for need in needs)
+from differential.scenario_data import (
+    CACHES,
+    LAYOUTS,
+    SKIP,
+    Batching,
+    Cache,
+    CacheName,
+    Fixed,
+    Forecast,
+    Host,
+    Key,
+    Link,
+    Loader,
+    Need,
+    Place,
+    Placement,
+    PoolSpec,
+    Prediction,
+    RamTier,
+    Request,
+    Routed,
+    Row,
+    Scenario,
+    Step,
+    Thresholds,
+    scored,
+    union,
+    union_forecast,
+)
+
+__all__ = [
+    "CACHES",
+    "LAYOUTS",
+    "SKIP",
+    "Batching",
+    "Cache",
+    "CacheName",
+    "Fixed",
+    "Forecast",
+    "Host",
+    "Key",
+    "Link",
+    "Loader",
+    "Need",
+    "Place",
+    "Placement",
+    "PoolSpec",
+    "Prediction",
+    "RamTier",
+    "Request",
+    "Routed",
+    "Row",
+    "Scenario",
+    "Step",
+    "Thresholds",
+    "foresee",
+    "random_scenario",
+    "scored",
+    "union",
+    "union_forecast",
+]
 
 
 def random_scenario(seed: int, ties: bool) -> Scenario:
