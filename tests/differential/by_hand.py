@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from differential.rows import Timeline
@@ -16,7 +17,7 @@ def foresee(*experts: int) -> Prediction:
     return tuple(Forecast(expert) for expert in experts)
 
 
-def token(*needs: tuple[Need, ...], ahead: dict[int, tuple[Prediction, ...]] | None = None, **rest: Any) -> Step:
+def token(*needs: tuple[Need, ...], ahead: Mapping[int, tuple[Prediction, ...]] | None = None, **rest: Any) -> Step:
     """One step of a sequence, with the forecasts that are made at some of its sites."""
     forecasts = tuple((ahead or {}).get(site, ()) for site in range(len(needs)))
     values: dict[str, Any] = {"sequence": 0, "begins": True, "ends": True, "rows": 1, "token": 1, "tail_ns": 0}

@@ -98,13 +98,12 @@ class Composed:
             return dict.fromkeys(self.running, 1)
         if not chunk:
             return {s: self.prompt_left(s) for s in reading}
-        apart = self.batching.kind == "static" or self.batching.encoder_sites > 0
         shares = {}
         for s in self.running:
             if s in reading:
                 shares[s] = min(chunk, self.prompt_left(s))
                 chunk -= shares[s]
-            elif not apart:
+            elif self.batching.kind == "continuous":
                 shares[s] = 1
         return {s: rows for s, rows in shares.items() if rows}
 

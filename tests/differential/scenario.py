@@ -94,7 +94,7 @@ def random_scenario(seed: int, ties: bool) -> Scenario:
         per_token_ns=tuple(_times(rng, ties, precisions, 2, 200)),
         pools=_random_pools(rng, sites, experts, top_k, variant_bytes, allowed),
         steps=_random_steps(rng, ties, sites, experts, top_k, loader.lookahead),
-        cache=Cache(name, *weights),
+        cache=Cache(name, *weights),  # type: ignore[arg-type]
         selector=selector,
         loader=loader,
     )

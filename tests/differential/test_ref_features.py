@@ -120,6 +120,8 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
         assert stages or loader.destination == "pool"
         assert loader.dense_slots < max(1, scenario.sites)
         assert not loader.dense_slots or len(scenario.dense_bytes) == scenario.sites
+        batching = scenario.batching
+        assert not (batching and batching.prefill_chunk and batching.encoder_sites)
         assert not (scenario.cache.name == "belady" and any(request.arrival_ns for request in scenario.requests))
 
 
