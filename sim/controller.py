@@ -95,7 +95,7 @@ class Controller(Transfers):
         self._plain = one_variant and self._loads_all and not self._stages
         self._one_at_a_time, self._trims = one_at_a_time, overflows
         # What happens at a gate besides lookups and forecasts.
-        self._has_extras = self.ram is not None or loader.dense_slots > 0
+        self._has_extras = self.ram is not None or loader.dense_slots > 0 or self.predicts_later
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
         budget = loader.prefetch_budget
         self._budget = budget if isinstance(budget, int) else -1  # never used up
@@ -143,10 +143,8 @@ class Controller(Transfers):
         self.calls = call = self.calls + 1
         self.gate_calls.append(call)
         site, keys = gate.site, gate.keys
-        if self._trims:
-            self._trim()
-        if self._outside:
-            self._leave_all()
+        if self._trims or self._outside:
+            self._tidy()
         self._masks.pop(site, None)
         self._is_stale = True
         if self._plain and len(keys) <= self._always_fit:
@@ -166,9 +164,7 @@ class Controller(Transfers):
             outcomes, waits = self._gate_in_full(gate)
         if self._has_extras:
             self._do_extras(gate, site)
-        if self.predicts_later:
-            self._keep_forecasts(gate)
-        else:
+        if not self.predicts_later:
             self._forecast(self.predictor.predict(gate), gate)
         if self._learns:
             self.predictor.observe(gate)
@@ -209,8 +205,10 @@ class Controller(Transfers):
             self.slots.release(victim)
         self._evict(victims, -1, named=0)
 
-    def _leave_all(self) -> None:
-        """The needs of the previous gate that no pool may have held."""
+    def _tidy(self) -> None:
+        """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
+        if self._trims:
+            self._trim()
         for key in self._outside:
             self._leave(key)
         self._outside = []
@@ -404,6 +402,8 @@ class Controller(Transfers):
             self.ram.tell(gate)
         if self.loader.dense_slots:
             self._stream_dense(site)
+        if self.predicts_later:
+            self._keep_forecasts(gate)
 
     # ---- prefetching
 
@@ -436,25 +436,23 @@ class Controller(Transfers):
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
-        state, masks = self.state, self._masks
+        state_of, masks = self.state.__getitem__, self._masks
         replace, left = self._replaces, self._budget
         for choice in forecasts:
             if replace:
                 self._cancel(self._waiting_prefetches(), ())
                 replace = False
             site = choice.site
-            keys = choice.keys if self._plain else self._forecast_keys(choice)
-            masks[site] = keys
+            masks[site] = keys = choice.keys if self._plain else self._forecast_keys(choice)
             self._is_stale = True
-            missing = False
-            for key in keys:
-                found = state[key]
-                if found > UNUSED:
-                    missing = True
+            states = [*map(state_of, keys)]
+            missing = max(states, default=RESIDENT) > UNUSED
+            if missing and ABSENT in states:
+                for key, found in zip(keys, states, strict=True):
                     if found == ABSENT and left and self._queue_prefetch(key, site, choice):
                         left -= 1
-            if self.ram is not None:
-                self.ram.tell(gate)
+                if self.ram is not None:
+                    self.ram.tell(gate)
             if left == 0 or (missing and self._stops_at_missing):
                 return
 

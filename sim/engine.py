@@ -73,6 +73,7 @@ class Engine:
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
         self.record = Record()
         self.services: list[int] = []
+        self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         self._wait = controller.loader.wait
@@ -98,11 +99,12 @@ class Engine:
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._schedule = self.workload.start()
+        self._gate_ring = [self._on_gate]
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
         self._cpu_alarm = Alarm(self.env, self._on_cpu_done)
-        self._awaited: dict[int, int] = {}  # key -> row of its lookup
+        self._awaited = self.awaited
         self._groups: deque[Group] = deque()  # wait_all, in_order: in the order of their computation
         self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
         self._release_is_set = False
@@ -183,7 +185,8 @@ class Engine:
             self._poll(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
-        self._dense_ns = self.durations.dense_ns(step)
+        dense_ns = self.durations.dense_ns(step)
+        self._lead_ns = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
         self._sites, self._at = step.sites, 0
         self._begin_site(now)
 
@@ -191,7 +194,10 @@ class Engine:
         site = self._site = self._sites[self._at]
         if self._streams_dense and not self._block_is_there():
             return
-        self._gate_alarm.set(self._free_ns + self._dense_ns[site] + self._sync_ns - now, GATE)
+        # Alarm.set in line: this runs at every gate.
+        alarm = self._gate_alarm
+        alarm.callbacks = self._gate_ring
+        self.env.schedule(alarm, GATE, self._free_ns + self._lead_ns[site] - now)
 
     def _block_is_there(self) -> bool:
         geometry = self.controller.geometry
@@ -267,25 +273,21 @@ class Engine:
         outcomes, waits = controller.gate(gate)
         self._row = first + len(outcomes)
         if self._is_simple_step and (waits is None or self._is_as_ready) and not controller.waiting:
-            self._compute_simply(outcomes, waits, first, now)
-            self._poll(now)
-        else:
-            self._enter_gate(now)
-            self._take(outcomes, waits, first, now)
-        if not (self._awaited or self._cpu or controller.waiting):
-            self._end_site(now)
-
-    def _compute_simply(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
-        """The common gate: one row, one precision, nothing but loads: what is there is computed at once."""
-        one_ns = self._one_token_ns[self._site]
-        if waits is None:
-            self._free_ns = now + len(outcomes) * one_ns
+            # The common gate: one row, one precision, nothing but loads: what is there is computed at once.
+            if waits is None:
+                self._free_ns = now + len(outcomes) * self._one_token_ns[self._site]
+            else:
+                self._free_ns = now + (len(outcomes) - len(waits)) * self._one_token_ns[self._site]
+                for key in waits:
+                    self._awaited[key] = first + controller.admitted.index(key)
+            if controller.pending[0] or self._only_link is None:
+                self._poll(now)
+            if waits is None:
+                self._end_site(now)
             return
-        self._free_ns = now + (len(outcomes) - len(waits)) * one_ns
-        for key in self.controller.admitted:
-            if key in waits:
-                self._awaited[key] = row
-            row += 1
+        self._enter_gate(now)
+        self._take(outcomes, waits, first, now)
+        self._end_site_if_done(now)
 
     def _enter_gate(self, now: int) -> None:
         """Host time before and after the gate, and what it starts besides its needs."""
@@ -435,16 +437,10 @@ class Engine:
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device; perhaps a need, or the stream, waits for it."""
-        if key in self._awaited:
-            self._arrive(key, number, now)
-        elif self._streams_dense and self.controller.issued[number].dense:
-            self._blocks.add(key)
-            if key == self._awaited_block:
-                self._awaited_block = -1
-                self._wake(now, number)
-                self._begin_site(now)
-
-    def _arrive(self, key: int, number: int, now: int) -> None:
+        if key not in self._awaited:
+            if self._streams_dense and self.controller.issued[number].dense:
+                self._take_block(key, number, now)
+            return
         row = self._awaited.pop(key)
         self._arrivals.append((row, now))
         if now > self._free_ns or self._groups:
@@ -462,3 +458,11 @@ class Engine:
         if self._releases:
             self._set_release()
         self._end_site_if_done(now)
+
+    def _take_block(self, key: int, number: int, now: int) -> None:
+        """A dense block has arrived; perhaps the stream waits for it."""
+        self._blocks.add(key)
+        if key == self._awaited_block:
+            self._awaited_block = -1
+            self._wake(now, number)
+            self._begin_site(now)

@@ -49,6 +49,8 @@ class Machine(Protocol):
     record: Record
     services: list[int]
     """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a service."""
+    awaited: dict[int, int]
+    """Keys that needs wait for."""
 
     def settle(self, link: int, now: int, order: int) -> None:
         """A call about a transfer of ``link`` was made, at ``order`` in the instant: poll the other links."""
@@ -63,7 +65,7 @@ class Link:
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
         self.controller, self.record, self._env = machine.controller, machine.record, machine.env
-        self._services = machine.services
+        self._services, self._awaited = machine.services, machine.awaited
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
@@ -73,7 +75,7 @@ class Link:
         self._service = -1  # row of the service in progress
         self._forwards = route.head_bytes[index] > 0
         self._chunk_bytes = None if self._forwards else loader.chunk_bytes
-        self._is_alone = route.links == 1 and loader.chunk_bytes is None
+        self._is_alone = route.links == 1 and loader.chunk_bytes is None and not loader.dense_slots
         self._rank = 3 - index  # of one transfer the outer link's end comes first
 
     def fill(self, now: int) -> None:
@@ -151,8 +153,11 @@ class Link:
             issued.append(following)
         if issued:
             self._serve(issued[0], now)
-        if not self._is_alone:
-            self.machine.settle(self.index, now, self._order(transfer))
+        if self._is_alone:
+            if key in self._awaited:
+                self.machine.arrive(key, transfer.number, now)
+            return
+        self.machine.settle(self.index, now, self._order(transfer))
         self.machine.arrive(key, transfer.number, now)
 
 

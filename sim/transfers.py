@@ -92,7 +92,7 @@ class Transfers:
         """The needs of the current gate, in need order, as far as they are admitted and not done."""
         self._masks: dict[int, Sequence[int]] = {}
         """What is forecast, by site."""
-        self._shown: list[int] = []
+        self._nothing = bytes(self.geometry.num_keys)
         self._is_stale = True
 
     def _protect(self) -> None:
@@ -100,15 +100,13 @@ class Transfers:
         if not self._is_stale:
             return
         pinned, blocked = self.pinned, self.blocked
-        for key in self._shown:
-            pinned[key] = blocked[key] = 0
-        self._shown = shown = [*self._pins]
-        for keys in self._masks.values():
-            shown += keys
-        for key in shown:
-            blocked[key] = 1
+        pinned[:] = self._nothing
         for key in self._pins:
             pinned[key] = 1
+        blocked[:] = pinned
+        for keys in self._masks.values():
+            for key in keys:
+                blocked[key] = 1
         self._is_stale = False
 
     def _prepare_staging(self) -> None:

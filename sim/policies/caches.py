@@ -8,8 +8,9 @@ that was requested and never inserted.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import filterfalse
+from itertools import filterfalse, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,12 +50,15 @@ class LRU(Pooled):
         if self._by_rows:
             keys = self._by_last_row(keys, gate)
         orders = self._orders
-        order = orders[0]
+        if len(orders) == 1:
+            # Out, and in again at the recent end, without a loop in Python: this runs at every gate.
+            order = orders[0]
+            deque(map(order.pop, keys, repeat(None)), 0)
+            order.update(dict.fromkeys(keys))
+            return
         for key in keys:
-            if len(orders) > 1:
-                order = orders[self._pool_of[key]]
-            if key in order:
-                del order[key]
+            order = orders[self._pool_of[key]]
+            order.pop(key, None)
             order[key] = None
 
     def on_insert(self, key: int, cause: Cause) -> None:
