@@ -115,7 +115,7 @@ class Batcher:
         prompts = sorted((request.prompt_rows for request in self.requests), reverse=True)
         decoding = min(self.together, sum(request.decode_rows > 0 for request in self.requests))
         prefill = sum(prompts[: self.together])
-        if self.prefill_chunk is None or not prefill:
+        if self.prefill_chunk is None:
             return max(prefill, decoding)
         beside = min(decoding, self.together - 1) if self.batching == "continuous" else 0
         return max(min(prefill, self.prefill_chunk) + beside, decoding)
