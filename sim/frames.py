@@ -116,7 +116,7 @@ class Frames:
         """
         record = self.record
         start, end = np.array(record.step_start_ns, np.int64), np.array(record.step_end_ns, np.int64)
-        stall = self._stall_by_step(start)
+        stall = self._stall_by_step(start, end)
         hits, misses = self._by_step(HITS), self._by_step(MISSES)
         last = self._last_rows()
         at = last["step"].to_numpy()
@@ -142,13 +142,13 @@ class Frames:
         })  # fmt: skip
         return rows.group_by("step", "sequence", maintain_order=True).last()
 
-    def _stall_by_step(self, step_start: Ints) -> Ints:
+    def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
         """Idle time inside each step: what lies between steps is no step's."""
         idle_from, idle_to = np.array(self.record.idle_start_ns, np.int64), np.array(self.record.idle_end_ns, np.int64)
-        inside = np.array(self.record.idle_cause, np.int64) != NO_REQUEST
-        stall = np.zeros(len(step_start), np.int64)
-        at = np.searchsorted(step_start, idle_from[inside], side="right") - 1
-        np.add.at(stall, at, (idle_to - idle_from)[inside])
+        at = np.searchsorted(start, idle_from, side="right") - 1
+        inside = (at >= 0) & (idle_to <= end[at])
+        stall = np.zeros(len(start), np.int64)
+        np.add.at(stall, at[inside], (idle_to - idle_from)[inside])
         return stall
 
     def _by_step(self, outcomes: Sequence[Outcome]) -> Ints:

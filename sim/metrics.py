@@ -153,9 +153,10 @@ def _ram(run: Run) -> dict[str, Any] | None:
 def _peak_bytes(run: Run) -> dict[str, int]:
     """The most that each tier held. The device: what is set aside there, its staging slots included."""
     controller, ledger = run.controller, run.ledger
+    # Pools are not at their fullest at the same time; the ledger knows how far they can be.
     over = max(0, controller.slots.peak_bytes - sum(controller.slots.capacity_bytes))
     return {
-        "device": ledger.total_bytes - ledger.overflow_bytes + over,
+        "device": ledger.total_bytes - max(0, ledger.overflow_bytes - over),
         "ram": controller.ram.peak_bytes if controller.ram is not None else 0,
         "staging": controller.staging.most_used * max(controller.geometry.variant_bytes),
     }

@@ -2,76 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sim.costs import FixedDurations
-from sim.loader import Transfer
 from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.stalls import STALL_PARTS, Walk, split_stalls
+from unit.sim.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
 
-DEMAND, PREFETCH, DENSE = "demand", "prefetch", "dense"
 WRITE_BACK_NS = {3: 5}
 """What hop(0, bytes) takes for a victim of 3 B."""
 KEY_BYTES = [3] * 10
-
-
-@dataclass(frozen=True)
-class Service:
-    """``at``: when it began and ended (None: the run's end cut it); ``urgent``: None as its transfer's kind says."""
-
-    start: int
-    end: int | None
-    link: int = 0
-    engine: int = 0
-    urgent: bool | None = None
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A transfer: its kind, the links it was queued on and when, its services."""
-
-    kind: str
-    queued: tuple[tuple[int, int], ...]
-    services: tuple[Service, ...] = ()
-    parent: int = -1
-    write_back: tuple[int, ...] = ()
-
-
-def one(kind: str, queued: int, start: int, end: int | None, **changes: object) -> Sent:
-    """A transfer of one hop with one service."""
-    return Sent(kind, ((0, queued),), (Service(start, end),), **changes)  # type: ignore[arg-type]
-
-
-def recorded(idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]) -> tuple[Record, list[Transfer]]:
-    record = Record(idle_start_ns=[i[0] for i in idle], idle_end_ns=[i[1] for i in idle],
-                    idle_cause=[i[2] for i in idle])  # fmt: skip
-    issued = []
-    for number, told in enumerate(sent):
-        calls = []
-        for link, time_ns in told.queued:
-            record.call_ns.append(time_ns)
-            calls.append((link, len(record.call_ns)))
-        transfer = Transfer(number, told.kind == PREFETCH, 3, calls[0][1], calls[0][0])
-        transfer.number, transfer.later_hops, transfer.parent = number, tuple(calls[1:]), told.parent
-        transfer.dense, transfer.write_back = told.kind == DENSE, told.write_back
-        issued.append(transfer)
-    rows = sorted((s.start, number, s) for number, told in enumerate(sent) for s in told.services)
-    for start, number, service in rows:
-        record.service_number.append(number)
-        record.service_link.append(service.link)
-        record.service_engine.append(service.engine)
-        record.service_urgent.append(int(sent[number].kind != PREFETCH if service.urgent is None else service.urgent))
-        record.service_start_ns.append(start)
-        record.service_end_ns.append(-1 if service.end is None else service.end)
-        record.service_bytes.append(3)
-    return record, issued
-
-
 DURATIONS = FixedDurations((), 0, (), WRITE_BACK_NS)
 
 
