@@ -21,7 +21,6 @@ from sim.links import (
     ARRIVAL,
     CPU_DONE,
     GATE,
-    LATER,
     NEED_DONE,
     PREDICTION,
     SEQUENCE_END,
@@ -126,7 +125,7 @@ class Engine:
 
     # ---- calls of the controller
 
-    def _poll(self, now: int, order: int = LATER, but: int = -1) -> None:
+    def _poll(self, now: int, but: int = -1) -> None:
         """After a call: poll each link that has room, and ask chunked ones whether to give way."""
         if self._only_link is not None:
             if but != 0:
@@ -136,11 +135,11 @@ class Engine:
             if link.index != but:
                 link.fill(now)
         for link in self._cuttable:
-            link.consider_cut(now, order)
+            link.consider_cut(now)
 
-    def settle(self, link: int, now: int, order: int) -> None:
+    def settle(self, link: int, now: int) -> None:
         """After a call about a transfer of ``link``."""
-        self._poll(now, order, link)
+        self._poll(now, link)
 
     def _idle(self, until_ns: int, cause: int) -> None:
         """The compute stream has nothing to do from when it was free until then."""

@@ -7,7 +7,7 @@ costs one heap event, and one more for a head, a cut or a change of a shared rat
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from math import lcm
@@ -22,7 +22,6 @@ from sim.record import Record
 
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
 """Priorities above SimPy's own (0 and 1), in the order of equal times (docs/design.md section 3); a number is added."""
-LATER = ARRIVAL
 SERVICE = 6
 
 
@@ -52,8 +51,8 @@ class Machine(Protocol):
     awaited: dict[int, int]
     """Keys that needs wait for."""
 
-    def settle(self, link: int, now: int, order: int) -> None:
-        """A call about a transfer of ``link`` was made, at ``order`` in the instant: poll the other links."""
+    def settle(self, link: int, now: int) -> None:
+        """A call about a transfer of ``link`` was made: poll the other links."""
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device."""
@@ -90,7 +89,7 @@ class Link:
             if len(issued) == 1:
                 self._serve(transfer, now)
 
-    def consider_cut(self, now: int, order: int) -> None:
+    def consider_cut(self, now: int) -> None:
         """After every call: a chunked link may have to give way (only links with ``chunk_bytes``)."""
 
     def _order(self, transfer: Transfer) -> int:
@@ -140,7 +139,7 @@ class Link:
         now = self._env.now
         self.record.call_ns.append(now)
         self.controller.head_done(self.index, transfer)
-        self.machine.settle(-1, now, self._order(transfer))
+        self.machine.settle(-1, now)
 
     def _on_end(self, event: simpy.Event) -> None:
         now = self._env.now
@@ -157,7 +156,7 @@ class Link:
             if key in self._awaited:
                 self.machine.arrive(key, transfer.number, now)
             return
-        self.machine.settle(self.index, now, self._order(transfer))
+        self.machine.settle(self.index, now)
         self.machine.arrive(key, transfer.number, now)
 
 
@@ -180,31 +179,30 @@ class ChunkedLink(Link):
         self._cut_at = 0
         super()._on_end(event)
 
-    def consider_cut(self, now: int, order: int) -> None:
-        if self._cut_at or not self.issued or not self.controller.cut(self.index):
-            return
-        transfer, service = self.issued[0], self._service
-        chunk = self._next_chunk(transfer, now - self._since_ns, order < self._order(transfer))
-        if chunk is None:
-            return
-        self._cut_at, end_ns = chunk
-        alarm = Alarm(self._env, lambda _: self._on_cut(transfer) if service == self._service else None)
-        alarm.set(self._since_ns + end_ns - now, self._order(transfer))
+    def consider_cut(self, now: int) -> None:
+        if not self.issued or not self.controller.cut(self.index):
+            self._cut_at = 0
+        elif not self._cut_at:
+            self._ask_for_cut(self.issued[0], now)
 
-    def _next_chunk(self, transfer: Transfer, elapsed_ns: int, may_be_now: bool) -> tuple[int, int] | None:
-        """Number and end, since the service began, of the first chunk that has still to end; None if it is the last."""
-        size = self._chunk_bytes
+    def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
+        """Set an alarm for the end of the first chunk that ends after now, unless that is the transfer's last."""
+        size, hop_ns = self._chunk_bytes, self._durations.hop_ns
         assert size is not None
-        chunks = -(-transfer.left_bytes // size)
-        find = bisect_left if may_be_now else bisect_right
-        number = find(range(1, chunks), elapsed_ns, key=lambda k: self._durations.hop_ns(self.index, k * size)) + 1
-        return (number, self._durations.hop_ns(self.index, number * size)) if number < chunks else None
-
-    def _on_cut(self, transfer: Transfer) -> None:
-        now = self._env.now
-        chunks, self._cut_at = self._cut_at, 0
-        if not self.controller.cut(self.index):
+        last = -(-transfer.left_bytes // size)
+        elapsed_ns = now - self._since_ns
+        number = bisect_right(range(1, last), elapsed_ns, key=lambda k: hop_ns(self.index, k * size)) + 1
+        if number == last:
             return
+        self._cut_at = number
+        service = self._service
+        alarm = Alarm(self._env, lambda _: self._on_cut(transfer, service, number))
+        alarm.set(hop_ns(self.index, number * size) - elapsed_ns, self._order(transfer))
+
+    def _on_cut(self, transfer: Transfer, service: int, chunks: int) -> None:
+        if (service, chunks) != (self._service, self._cut_at):
+            return  # it has ended, or the demand has gone since
+        now, self._cut_at = self._env.now, 0
         assert self._chunk_bytes is not None
         moved = chunks * self._chunk_bytes
         record, issued = self.record, self.issued
@@ -218,7 +216,7 @@ class ChunkedLink(Link):
             issued.append(following)
         if issued:
             self._serve(issued[0], now)
-        self.machine.settle(self.index, now, self._order(transfer))
+        self.machine.settle(self.index, now)
 
 
 class Engine:
@@ -314,7 +312,7 @@ class SharedLink(Link):
             self.issued.append(following)
         self._begin(now)
         self._set_alarm(now)
-        self.machine.settle(self.index, now, order)
+        self.machine.settle(self.index, now)
         self.machine.arrive(key, transfer.number, now)
 
 
