@@ -16,19 +16,30 @@ from sim.build import build
 from sim.execute import Result, execute
 from sim.frames import compute_busy_ns, idle_ns
 from sim.run import Run
-from sim.timeline import COMPUTE_TRACK, LINK_TRACK, trace_events
+from sim.timeline import COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK, STEP_TRACK, link_tracks, trace_events
 from sim.trace import Trace
 
 Event = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["mixtral_offloading", "hobbit"])
+HOST = "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30 hardware.host.post_us=10"
+RUNS = {
+    "as ready": "system=mixtral_offloading",
+    "all together": "system=hobbit",
+    "two links and a tier": "system=mixtral_offloading hardware=rtx4090_nvme",
+    "two engines, in order": "system=lru loader.wait=in_order hardware.links.pcie.engines=2",
+    "chunks": "system=mixtral_offloading loader.chunk_bytes=33554432",
+    "CPU and host": f"system=lru placement=absent_on_cpu placement.up_to_tokens=2 {HOST}",
+    "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
+}
+
+
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
 def ran(
     request: pytest.FixtureRequest, configure: Callable[..., DictConfig], bundled_trace: Trace
 ) -> tuple[Run, Result]:
-    """``as_ready`` with prefetches of one precision and waves; ``wait_all`` with two precisions and skips."""
-    overrides = ("trace.max_sequences=1", "budget.resident_share=0.25")
-    run = build(configure(f"system={request.param}", *overrides), request.param, bundled_trace)
+    overrides = ("trace.max_sequences=1", "budget.resident_share=0.25", *request.param.split())
+    run = build(configure(*overrides), "x", bundled_trace)
     return run, execute(run)
 
 
@@ -47,12 +58,14 @@ def ns(microseconds: float) -> int:
     return round(microseconds * 1e3)
 
 
-@pytest.mark.parametrize("track", [COMPUTE_TRACK, LINK_TRACK])
-def test_on_a_track_nothing_overlaps(ran: tuple[Run, Result], track: int) -> None:
-    shown = slices(events(ran), track)
-    assert len(shown) > 100
-    for before, after in pairwise(sorted(shown, key=lambda event: (event["ts"], event["dur"]))):
-        assert ns(before["ts"]) + ns(before["dur"]) <= ns(after["ts"])
+def test_on_a_track_nothing_overlaps(ran: tuple[Run, Result]) -> None:
+    found = events(ran)
+    tracks = {event["tid"] for event in found if event["name"] == "thread_name"}
+    assert len(slices(found, COMPUTE_TRACK)) > 100
+    for track in tracks:
+        shown = sorted(slices(found, track), key=lambda event: (event["ts"], event["dur"]))
+        for before, after in pairwise(shown):
+            assert ns(before["ts"]) + ns(before["dur"]) <= ns(after["ts"]), track
 
 
 def test_the_compute_track_shows_all_of_the_compute_time_and_all_stalls(ran: tuple[Run, Result]) -> None:
@@ -65,45 +78,57 @@ def test_the_compute_track_shows_all_of_the_compute_time_and_all_stalls(ran: tup
     assert sum(ns(event["dur"]) for event in stalls) == sum(idle_ns(result.frames).values())
     busy = [event for event in shown if not event["name"].startswith("stall: ")]
     assert sum(ns(event["dur"]) for event in busy) == compute_busy_ns(result.frames)
-    gates = len(run.workload.steps) * run.workload.sites
-    served = result.frames.lookups.filter(pl.col("outcome") != "skip")
-    assert names == {"attention": gates, "expert": len(served), "head": len(run.workload.steps)}
+    served = result.frames.lookups.filter(~pl.col("outcome").is_in(["skip", "cpu"]))
+    assert names == {"attention": run.workload.num_gates, "expert": len(served), "head": len(run.workload.steps)}
     assert max(ns(event["ts"]) + ns(event["dur"]) for event in shown) == result.frames.record.makespan_ns
 
 
-def test_the_link_track_shows_every_transfer_with_its_times(ran: tuple[Run, Result]) -> None:
+def test_the_tracks_of_the_links_show_every_service_with_its_times(ran: tuple[Run, Result]) -> None:
     _, result = ran
-    shown = {event["args"]["number"]: event for event in slices(events(ran), LINK_TRACK)}
-    for row in result.frames.transfers.filter(pl.col("start_ns") < result.frames.record.makespan_ns).iter_rows(
-        named=True
-    ):
-        event = shown.pop(row["number"])
-        assert (ns(event["ts"]), ns(event["dur"])) == (row["start_ns"], row["end_ns"] - row["start_ns"])
-        assert event["args"]["bytes"] == row["moved_bytes"]
-        assert event["name"].startswith(f"{row['class']} site ")
-    assert not shown
+    found, record = events(ran), result.frames.record
+    first, names = link_tracks(result.frames), {}
+    for row in result.frames.transfers.iter_rows(named=True):
+        names[row["number"]] = f"{row['class']} site "
+    columns = zip(record.service_number, record.service_link, record.service_engine, record.service_start_ns,
+                  record.service_end_ns, strict=True)  # fmt: skip
+    services = Counter((number, first[link] + engine, start, record.makespan_ns if end < 0 else end)
+                       for number, link, engine, start, end in columns)  # fmt: skip
+    shown = [event for event in found if event["ph"] == "X" and event["tid"] >= LINK_TRACK]
+    assert services == Counter(
+        (event["args"]["number"], event["tid"], ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])) for event in shown
+    )
+    assert all(event["name"].startswith(names[event["args"]["number"]]) for event in shown)
+    moved = sum(event["args"]["bytes"] for event in shown)
+    assert moved == sum(sum(by_class.values()) for by_class in result.summary["bytes"].values())
 
 
 def test_an_arrow_leads_from_a_need_over_its_transfer_to_its_computation(ran: tuple[Run, Result]) -> None:
-    run, result = ran
-    arrows: dict[int, dict[str, Event]] = {}
+    """Over every hop of it, in their order."""
+    _, result = ran
+    arrows: dict[int, dict[str, list[Event]]] = {}
     for event in events(ran):
         if event["ph"] in "stf":
-            arrows.setdefault(event["id"], {})[event["ph"]] = event
+            arrows.setdefault(event["id"], {"s": [], "t": [], "f": []})[event["ph"]].append(event)
     demands = result.frames.transfers.filter(pl.col("class") == "demand")
     assert set(arrows) == set(demands["number"])
+    ends = dict(demands.select("number", "end_ns").iter_rows())
+    hops = dict(demands.group_by("number").len().iter_rows())
     for number, arrow in arrows.items():
-        assert ns(arrow["s"]["ts"]) <= ns(arrow["t"]["ts"]) < ns(arrow["f"]["ts"])
-        assert (arrow["s"]["tid"], arrow["t"]["tid"], arrow["f"]["tid"]) == (COMPUTE_TRACK, LINK_TRACK, COMPUTE_TRACK)
-        assert ns(arrow["f"]["ts"]) >= result.frames.transfers["end_ns"][number]
-    assert len(arrows) > 50
-    assert run.system in ("mixtral_offloading", "hobbit")
+        (need,), (computation,) = arrow["s"], arrow["f"]
+        times = [ns(need["ts"]), *(ns(hop["ts"]) for hop in arrow["t"]), ns(computation["ts"])]
+        assert times == sorted(times)
+        assert len(arrow["t"]) == hops[number]
+        assert (need["tid"], computation["tid"]) == (COMPUTE_TRACK, COMPUTE_TRACK)
+        assert min(hop["tid"] for hop in arrow["t"]) >= LINK_TRACK
+        assert times[-1] >= ends[number]
+    assert len(arrows) > 20
 
 
 def test_no_expert_is_computed_before_it_is_there(ran: tuple[Run, Result]) -> None:
     _, result = ran
     starts = sorted(ns(e["ts"]) for e in slices(events(ran), COMPUTE_TRACK) if e["name"].startswith("expert"))
-    ready = sorted(result.frames.lookups.filter(pl.col("outcome") != "skip")["ready_ns"].to_list())
+    on_device = ~pl.col("outcome").is_in(["skip", "cpu"])
+    ready = sorted(result.frames.lookups.filter(on_device)["ready_ns"].to_list())
     assert all(a <= b for a, b in zip(ready, starts, strict=True))
 
 
@@ -121,9 +146,32 @@ def test_the_first_steps_are_shown_only_if_asked_for_and_the_rest_is_said(ran: t
     assert more["steps_shown"] == more["steps"]
 
 
+def test_a_step_is_a_slice_from_its_beginning_to_its_end(ran: tuple[Run, Result]) -> None:
+    run, result = ran
+    shown, record = slices(events(ran), STEP_TRACK), result.frames.record
+    assert [ns(event["ts"]) for event in shown] == record.step_start_ns
+    assert [ns(event["ts"]) + ns(event["dur"]) for event in shown] == record.step_end_ns
+    assert shown[0]["name"] == f"prefill sequence {run.workload.sequences[0].sequence}"
+    assert Counter(event["name"].split()[0] for event in shown) == {"prefill": 1, "decode": len(run.workload.steps) - 1}
+
+
+def test_the_cpu_and_the_host_have_tracks_of_what_they_do(ran: tuple[Run, Result]) -> None:
+    run, result = ran
+    on_cpu = result.frames.lookups.filter(pl.col("outcome") == "cpu")
+    shown = slices(events(ran), CPU_TRACK)
+    assert [ns(event["ts"]) + ns(event["dur"]) for event in shown] == on_cpu["ready_ns"].to_list()
+    host = sum(ns(event["dur"]) for event in slices(events(ran), HOST_TRACK))
+    assert host == int(result.frames.stalls["host"].sum())
+    assert bool(len(on_cpu)) == (run.controller.placement.constant is None)
+
+
 def test_the_timeline_is_json_and_its_tracks_have_names(ran: tuple[Run, Result]) -> None:
+    run, _ = ran
     found = events(ran, 2)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    assert list(names.values()) == ["steps", "compute", "CPU", "host", "link pcie"]
-    assert (names[COMPUTE_TRACK], names[LINK_TRACK]) == ("compute", "link pcie")
+    engines = run.hardware.links[0].engines
+    first = ["link pcie"] if engines == 1 else [f"link pcie engine {number}" for number in range(engines)]
+    links = [*first, *(f"link {name}" for name in run.hardware.link_names[1:])]
+    assert list(names.values()) == ["steps", "compute", "CPU", "host", *links]
+    assert list(names) == sorted(names)
