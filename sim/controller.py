@@ -153,9 +153,9 @@ class Controller(Transfers):
                 self._cancel_passed(site, keys)
             zeros = self._zeros[len(keys)]
             outcomes, waits = zeros, None
-            state = self.state
-            if any(map(state.__getitem__, keys)):
-                outcomes = [FOUND[state[key]] for key in keys]
+            states = [*map(self.state.__getitem__, keys)]
+            if any(states):
+                outcomes = [*map(FOUND.__getitem__, states)]
                 waits = self._settle(keys, outcomes)
             self.cache.on_requests(keys, zeros, outcomes, gate)
             self.lookup_keys += keys
@@ -339,10 +339,10 @@ class Controller(Transfers):
         """
         waits: dict[int, Transfer] = {}
         state = self.state
-        for index, key in enumerate(keys):
-            outcome = outcomes[index]
+        for index, outcome in enumerate(outcomes):
             if outcome == HIT:
                 continue
+            key = keys[index]
             moved_bytes = self._key_bytes[key]
             if gate is not None:
                 moved_bytes = self._ask_payload(gate, places[index], key, outcome)

@@ -85,7 +85,9 @@ class Transfers:
         """Transfers that wait on each link to be issued."""
         # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
+        self._only_queues = self._demands[0], self._prefetches[0]
         self._chunked = loader.chunk_bytes is not None
+        self._writes_back = loader.write_back
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
         self._claims_at_queue = loader.slot_claim == "queue"
         self._pins: list[int] = []
@@ -348,6 +350,8 @@ class Transfers:
 
     def _issue(self, link: int) -> Transfer | None:
         """Take the next transfer whose slot can be claimed, and claim it."""
+        if self._is_simple:
+            return self._issue_simply()
         demands, prefetches = self._demands[link], self._prefetches[link]
         while demands or prefetches:
             queue = demands or prefetches
@@ -367,6 +371,41 @@ class Transfers:
                 continue
             queue.popleft()
             return self._start(transfer, link)
+        return None
+
+    def _issue_simply(self) -> Transfer | None:
+        """The same where one link leads to the pools and nothing has been claimed before: in one piece, for speed."""
+        demands, prefetches = self._only_queues
+        while demands or prefetches:
+            queue = demands or prefetches
+            transfer = queue[0]
+            if transfer.cancelled:
+                queue.popleft()
+                continue
+            if self._is_stale:
+                self._protect()
+            key, must = transfer.key, transfer.awaited or not transfer.prefetch
+            victims = self.slots.claim(key, must)
+            if victims is None and must:
+                return None
+            queue.popleft()
+            if victims is None:
+                self._give_up(transfer, DROP_NO_SLOT)
+                continue
+            self.pending[0] -= 1
+            transfer.waits, transfer.claimed = False, True
+            self.state[key] = IN_FLIGHT
+            transfer.number = len(self.issued)
+            self.issued.append(transfer)
+            if victims:
+                transfer.victims = victims
+                if self._writes_back:
+                    transfer.write_back = victims
+                self.events += (self.calls, ISSUE, key, victims[0])
+                self._evict(victims, key, named=1)
+            else:
+                self.events += (self.calls, ISSUE, key, -1)
+            return transfer
         return None
 
     def _issue_claimed(self, link: int) -> Transfer | None:
@@ -420,7 +459,7 @@ class Transfers:
         transfer.claimed = True
         if victims:
             transfer.victims = victims
-            if self.loader.write_back:
+            if self._writes_back:
                 transfer.write_back = victims
             self._evict(victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1)
         return True
@@ -433,8 +472,9 @@ class Transfers:
                 self._transfer_of[victim].outcome = EVICTED_UNUSED
             state[victim] = ABSENT
             self.cache.on_evict(victim)
-        for victim in victims[named:]:
-            self.events += (self.calls, EVICT, victim, key)
+        if len(victims) > named:
+            for victim in victims[named:]:
+                self.events += (self.calls, EVICT, victim, key)
 
     def _lands_in_staging(self, transfer: Transfer) -> bool:
         if transfer.staged:
