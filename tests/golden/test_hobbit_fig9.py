@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from differential import production
-from differential.reference import Timeline
+from differential import production_rows
+from differential.by_hand import service
+from differential.rows import Timeline
 from differential.scenario import Forecast, Prediction
 from differential.test_reference import WAITS, figure_9
 
@@ -39,7 +40,7 @@ def test_hobbit_figure_9(case: tuple[Prediction, float, float, float, float, flo
     that loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for the demand; (d) not at all; (e) 22..25.5.
     """
     forecast, score, makespan, demand, behind, late = case
-    timeline = production.run(figure_9(wait, forecast, score))
+    timeline = production_rows.run(figure_9(wait, forecast, score))
     assert timeline.makespan_ns / MS == makespan
     assert timeline.busy_ns == 10 * MS
     expected = {"demand": demand, "behind_prefetch": behind, "late_prefetch": late}
@@ -48,14 +49,15 @@ def test_hobbit_figure_9(case: tuple[Prediction, float, float, float, float, flo
 
 def test_the_loads_of_the_wrong_prefetch_follow_each_other() -> None:
     """(c): the first layer's 3..17, the wrong one 17..31, the right one 31..45, queued at the gate at 22."""
-    timeline = production.run(figure_9("as_ready", (Forecast(1),), 0.0))
-    times = [(t.kind, t.queued_ns / MS, t.start_ns / MS, t.end_ns / MS) for t in timeline.transfers]
+    timeline = production_rows.run(figure_9("as_ready", (Forecast(1),), 0.0))
+    times = [(kind, *(ns / MS for ns in times))
+             for kind, *times in service(timeline, "kind", "queued_ns", "start_ns", "end_ns")]  # fmt: skip
     assert times == [("demand", 3, 3, 17), ("prefetch", 3, 17, 31), ("demand", 22, 31, 45)]
     assert timeline.prefetch["unused_at_end"] == 1
 
 
 def test_the_low_prefetch_is_a_hit_of_its_own_precision() -> None:
     """(d): keys are (precision * 2 sites + site) * 3 units + expert: the low variant at site 1 is key 9."""
-    timeline = production.run(figure_9("wait_all", (Forecast(0, 0.6),), 0.6))
+    timeline = production_rows.run(figure_9("wait_all", (Forecast(0, 0.6),), 0.6))
     assert [(row.key, row.wanted, row.outcome) for row in timeline.lookups] == [(0, 0, "miss"), (9, 1, "hit")]
     assert timeline.prefetch["used"] == 1
