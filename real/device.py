@@ -66,7 +66,7 @@ class Listener(Protocol):
         """``head_ns`` of the service are past, and the rest is still to come."""
 
     def on_chunk(self, service: Service, moved_bytes: int) -> None:
-        """The chunk that ``ask_cut`` asked for has ended. The service goes on, unless ``stop`` is called now."""
+        """The chunk has ended at which the service was to be cut: it calls ``stop`` now."""
 
     def on_cpu_result(self, key: int) -> None: ...
 
@@ -94,8 +94,11 @@ class Device(Protocol):
     def serve(self, service: Service) -> None:
         """Begin a service on an engine that is free."""
 
-    def ask_cut(self, service: Service) -> None:
-        """Report the next end of a chunk of a service in progress, if it comes before the service's own end."""
+    def ask_cut(self, service: Service, is_wanted: bool) -> None:
+        """Report the first end of a chunk after now, if it comes before the service's own; or do so no more.
+
+        Asking again changes nothing.
+        """
 
     def stop(self, service: Service) -> None:
         """End a service at the chunk that is being reported; its engine is free then."""
@@ -144,8 +147,6 @@ class NullDevice:
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         self._listener = listener
         self._now_ns = 0
-        self._place: Place = (0, Turn.TRANSFERS, -1, 0)
-        """How far the order of events has got."""
         self._in_service: dict[tuple[int, int], Service] = {}  # by link and engine
         self._sharing = [Sharing(count) for count in engines]
         self._heads: dict[int, tuple[Service, int]] = {}  # by row, with its time
@@ -169,14 +170,16 @@ class NullDevice:
         if service.head_ns >= 0:
             self._heads[service.row] = (service, service.start_ns + service.head_ns)
 
-    def ask_cut(self, service: Service) -> None:
+    def ask_cut(self, service: Service, is_wanted: bool) -> None:
+        if not is_wanted:
+            self._chunks.pop(service.row, None)
+            return
         if service.row in self._chunks:
             return
         last_ns = service.start_ns + service.due_ns(service.moved_bytes)
         for moved_bytes in range(service.chunk_bytes, service.moved_bytes, service.chunk_bytes):
             end_ns = service.start_ns + service.due_ns(moved_bytes)
-            # A chunk that ends at this instant may have ended before whatever made the driver ask.
-            if end_ns < last_ns and self._place_of(end_ns, service) > self._place:
+            if self._now_ns < end_ns < last_ns:
                 self._chunks[service.row] = (service, end_ns, moved_bytes)
                 return
 
@@ -221,11 +224,10 @@ class NullDevice:
         # A hand-over may begin what ends in time, too, so the next event is looked for anew each time.
         while (event := self._next_event()) is not None and event[0][:2] < (time_ns, turn):
             self._hand_over(event)
-        self._now_ns, self._place = time_ns, (time_ns, turn, -1, 0)
+        self._now_ns = time_ns
 
     def _hand_over(self, event: Event) -> None:
-        self._place, do = event
-        self._now_ns = self._place[0]
+        (self._now_ns, _, _, _), do = event
         do()
 
     def _next_event(self) -> Event | None:

@@ -239,9 +239,9 @@ class Driver:
         self._links.fill()
 
     def on_chunk(self, service: Service, moved_bytes: int) -> None:
-        """A chunk has ended at which a service may give way."""
-        if self._links.may_cut(service, moved_bytes):
-            self._links.fill(without=service.link)
+        """A chunk has ended at which a service gives way."""
+        self._links.cut(service, moved_bytes)
+        self._links.fill(without=service.link)
 
     def on_cpu_result(self, key: int) -> None:
         """The CPU has computed a need, which also ends it where others wait for admission."""

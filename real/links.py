@@ -62,15 +62,11 @@ class Links:
         self._stamp()
         self._controller.head_done(service.link, self._served[service.row][1])
 
-    def may_cut(self, service: Service, moved_bytes: int) -> bool:
-        """Cut a service at the chunk that has just ended, if it is still to give way."""
-        link = service.link
-        if not self._controller.cut(link):
-            return False
+    def cut(self, service: Service, moved_bytes: int) -> None:
+        """A service gives way at the chunk that has just ended."""
         self._device.stop(service)
         transfer, _ = self._leave(service, moved_bytes)
-        self._go_on(link, self._controller.chunk_done(link, transfer, moved_bytes))
-        return True
+        self._go_on(service.link, self._controller.chunk_done(service.link, transfer, moved_bytes))
 
     def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
         _, transfer = self._served.pop(service.row)
@@ -90,7 +86,7 @@ class Links:
     # ---- what is issued
 
     def fill(self, without: int = -1) -> None:
-        """Poll, in order of link, while there is room and something that waits; then ask what is to be cut."""
+        """After a call: poll, in order of link, while there is room and something waits; then ask what is to be cut."""
         controller = self._controller
         for link, line in enumerate(self._lines):
             if link == without:
@@ -103,8 +99,8 @@ class Links:
                 self._go_on(link, transfer)
         if self._chunk_bytes:
             for service, _ in list(self._served.values()):
-                if service.chunk_bytes and controller.cut(service.link):
-                    self._device.ask_cut(service)
+                if service.chunk_bytes:
+                    self._device.ask_cut(service, controller.cut(service.link))
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """An engine turns to what has waited longest."""

@@ -37,7 +37,7 @@ class Seat:
         self.called = Condition(lock)
         self.service: Service | None = None
         self.is_asked = False
-        """Whether the driver wants to know of the end of the current chunk."""
+        """Whether the driver wants to cut the service at the end of its current chunk."""
 
 
 @dataclass
@@ -128,8 +128,8 @@ class PacedDevice:
         self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
         self._call(service.link)
 
-    def ask_cut(self, service: Service) -> None:
-        self._seats[service.link][service.engine].is_asked = True
+    def ask_cut(self, service: Service, is_wanted: bool) -> None:
+        self._seats[service.link][service.engine].is_asked = is_wanted
 
     def stop(self, service: Service) -> None:
         self._seats[service.link][service.engine].service = None
@@ -239,9 +239,7 @@ class PacedDevice:
             if service.chunk_bytes and done < service.moved_bytes and done % service.chunk_bytes == 0:
                 with self.lock:
                     if seat.is_asked:
-                        seat.is_asked = False
                         self._hand_over(partial(self._listener.on_chunk, service, done))
-                    if seat.service is not service:
                         return
 
     def _pace(self, service: Service, due_ns: int) -> None:

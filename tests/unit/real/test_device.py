@@ -155,37 +155,47 @@ def test_a_cut_asked_for_is_reported_at_the_end_of_the_chunk() -> None:
     heard = listen()
     service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
     heard.device.compute(0, 1, 3)
-    heard.device.ask_cut(service)
-    heard.device.ask_cut(service)
+    heard.device.ask_cut(service, True)
+    heard.device.ask_cut(service, True)
     heard.device.compute(0, 1, 9)
     assert heard.seen == [(4, "chunk to 4", 0), (7, "end", 0)]
 
 
-@pytest.mark.parametrize(("at_ns", "seen"), [(4, "chunk to 6"), (6, "end"), (5, "chunk to 6")])
-def test_a_chunk_that_ends_at_an_instant_ends_before_what_the_main_thread_does_then(at_ns: int, seen: str) -> None:
+@pytest.mark.parametrize(("at_ns", "seen"), [(3, "chunk to 4"), (4, "chunk to 6"), (5, "chunk to 6"), (6, "end")])
+def test_a_chunk_that_ends_at_an_instant_has_ended_before_what_is_asked_then(at_ns: int, seen: str) -> None:
     heard = listen()
     service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
     heard.device.compute(0, 1, at_ns)
-    heard.device.ask_cut(service)
+    heard.device.ask_cut(service, True)
     heard.device.compute(0, 1, 9)
     assert heard.what[0][0] == seen
 
 
-@pytest.mark.parametrize(("other", "chunk_ns"), [(1, 2), (3, 4)])
-def test_a_chunks_end_has_its_place_among_the_transfers_of_its_instant(other: int, chunk_ns: int) -> None:
-    """The end of another transfer at 2 asks for a cut of transfer 2, whose chunks end at 2 and 4."""
-    heard = listen(1, 1)
-    service = heard.serve(2, 7, moved_bytes=7, chunk_bytes=2)
-    heard.serve(other, 2, link=1)
-    heard.then = {("end", other): lambda: heard.device.ask_cut(service)}
-    heard.device.compute(0, 1, 20)
-    assert [now for now, what, _ in heard.seen if what.startswith("chunk")] == [chunk_ns]
+def test_a_cut_that_is_wanted_no_more_is_not_reported_and_wanted_anew_it_counts_from_then() -> None:
+    heard = listen()
+    service = heard.serve(0, 9, moved_bytes=9, chunk_bytes=2)
+    heard.device.ask_cut(service, True)
+    heard.device.compute(0, 1, 1)
+    heard.device.ask_cut(service, False)
+    heard.device.compute(0, 1, 2)
+    assert heard.seen == []
+    heard.device.ask_cut(service, True)
+    heard.device.compute(0, 1, 9)
+    assert heard.seen == [(4, "chunk to 4", 0), (9, "end", 0)]
+
+
+def test_a_chunk_that_ends_with_its_service_is_no_end_to_cut_at() -> None:
+    heard = listen()
+    service = heard.serve(0, 0, moved_bytes=4, chunk_bytes=2)
+    heard.device.ask_cut(service, True)
+    heard.device.compute(0, 1, 9)
+    assert heard.seen == [(0, "end", 0)]
 
 
 def test_a_service_that_is_stopped_at_a_chunk_never_ends() -> None:
     heard = listen()
     service = heard.serve(0, 6, moved_bytes=6, chunk_bytes=2)
-    heard.device.ask_cut(service)
+    heard.device.ask_cut(service, True)
 
     def cut() -> None:
         heard.device.stop(service)

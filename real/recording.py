@@ -1,0 +1,188 @@
+"""A run written down whole: calls, times, and what the main thread did; and how long everything in it took.
+
+Durations are counted as a driver with no host time of its own would have to take them to get the same run: from the
+earliest instant at which something could begin to its end, so that every gap of the host is part of what comes after it
+(docs/design.md section 7). What waited is not lengthened by its wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from real.device import Device
+from real.driver import drive
+from sim.calls import Call, RecordedController, RecordedWorkload
+from sim.controller import Controller
+from sim.costs import Durations
+from sim.record import NO_REQUEST, Record
+from sim.types import Outcome, Step
+from sim.workload import Workload
+
+NEVER_NS = 1 << 60
+"""How long it takes what had not ended when the run was over."""
+NOT_LOADED = (Outcome.CPU, Outcome.SKIP)
+Service = tuple[int, int, int]
+"""A transfer's number, the link, and how many services of it there came before."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run on a device. ``computed`` are the end times, in ns, of what the main thread computed, with its key."""
+
+    calls: list[Call]
+    record: Record
+    asked_ns: list[int]
+    steps: list[Step]
+    computed: list[tuple[int, int]]
+
+
+class WatchedDevice:
+    """The device it is given, with a list of what is computed on it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.computed: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        """As the device does, and write down when it was done."""
+        self._device.compute(key, rows, nominal_ns)
+        self.computed.append((key, self._device.now_ns()))
+
+
+def record_run(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Recording:
+    """Drive a run on ``device`` and write it down."""
+    recorded, watched = RecordedController(controller), WatchedDevice(device)
+    steps = RecordedWorkload(workload)
+    record = drive(recorded, cast(Workload, steps), durations, cast(Device, watched))
+    return Recording(recorded.log, record, steps.asked_ns, list(workload.steps), watched.computed)
+
+
+@dataclass
+class Lengths:
+    """How long everything in a recorded run took, in ns.
+
+    ``step`` from the beginning of each to its end, ``dense`` by step, of the sites in its order; ``compute`` by lookup;
+    ``cpu`` in order of submission; ``prediction`` by gate; ``service``, ``head`` and ``cut`` (with the bytes that were
+    through) by service.
+    """
+
+    step: list[int] = field(default_factory=list)
+    dense: list[list[int]] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    compute: dict[int, int] = field(default_factory=dict)
+    cpu: list[int] = field(default_factory=list)
+    prediction: list[int] = field(default_factory=list)
+    service: dict[Service, int] = field(default_factory=dict)
+    head: dict[Service, int] = field(default_factory=dict)
+    cut: dict[Service, tuple[int, int]] = field(default_factory=dict)
+
+
+def lengths_of(recording: Recording, wait: str) -> Lengths:
+    """How long everything took, for a loader that waits like ``wait``."""
+    lengths = Lengths()
+    _measure_services(recording, lengths)
+    _measure_stream(recording, lengths, _read_calls(recording, lengths, wait == "wait_all"))
+    return lengths
+
+
+def _measure_services(recording: Recording, lengths: Lengths) -> None:
+    record = recording.record
+    served: dict[tuple[int, int], list[tuple[Service, int]]] = {}
+    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns)
+    for number, link, start_ns, end_ns in zip(*columns, strict=True):
+        times = served.setdefault((number, link), [])
+        service = (number, link, len(times))
+        times.append((service, start_ns))
+        lengths.service[service] = end_ns - start_ns if end_ns >= 0 else NEVER_NS
+    for call, now in zip(recording.calls, record.call_ns, strict=True):
+        if call.kind == "head_done":
+            service, start_ns = served[call.argument, call.link][0]
+            lengths.head[service] = now - start_ns
+            # It came before the end, however coarse the clock.
+            lengths.service[service] = max(lengths.service[service], now - start_ns + 1)
+        elif call.kind == "chunk_done":
+            service, start_ns = served[call.argument, call.link].pop(0)
+            lengths.cut[service] = (call.moved_bytes, now - start_ns)
+        elif call.kind == "transfer_done":
+            served[call.argument, call.link].pop(0)
+
+
+@dataclass
+class Gate:
+    """What the calls say of one gate: when it was, and by key the lookup of a loaded need, since when it could be
+    computed, and when that was told to be over; when the last CPU result came.
+    """
+
+    at_ns: int
+    row: dict[int, int] = field(default_factory=dict)
+    ready_ns: dict[int, int] = field(default_factory=dict)
+    done_ns: dict[int, int] = field(default_factory=dict)
+    result_ns: int = 0
+
+
+def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[Gate]:
+    """The gates; on the way, how long the CPU and the predictor took. ``together``: as for ``wait_all``."""
+    gates: list[Gate] = []
+    submitted_ns: list[int] = []
+    predicted_ns: dict[int, int] = {}
+    row = result_ns = 0
+    for call, now in zip(recording.calls, recording.record.call_ns, strict=True):
+        if call.kind == "gate":
+            gates.append(Gate(now))
+        elif call.kind == "need_done":
+            gates[-1].done_ns[call.argument] = now
+        elif call.kind == "cpu_done":
+            lengths.cpu.append(now - max(submitted_ns[len(lengths.cpu)], result_ns))
+            gates[-1].result_ns = result_ns = now
+        elif call.kind == "prediction_ready":
+            predicted_ns[call.argument] = now - gates[call.argument].at_ns
+        admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True) if outcome not in NOT_LOADED]
+        submitted_ns += [now] * call.outcomes.count(Outcome.CPU)
+        for key in call.keys:
+            if key in admitted:
+                gates[-1].row[key], gates[-1].ready_ns[key] = row, recording.record.ready_ns[row]
+            row += 1
+        if together and admitted:
+            last_ns = max(gates[-1].ready_ns[key] for key in admitted)
+            gates[-1].ready_ns |= dict.fromkeys(admitted, last_ns)
+    lengths.prediction = [predicted_ns.get(tick, NEVER_NS) for tick in range(len(gates))]
+    return gates
+
+
+def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -> None:
+    """What the main thread computed, site by site: the dense block, the needs, and at a step's end the tail."""
+    record, computed = recording.record, iter(recording.computed)
+    came_ns: dict[int, list[int]] = {}
+    for call, now in zip(recording.calls, record.call_ns, strict=True):
+        if call.kind == "transfer_done":
+            came_ns.setdefault(call.arrived, []).append(now)
+    requests = [
+        end_ns for end_ns, cause in zip(record.idle_end_ns, record.idle_cause, strict=True) if cause == NO_REQUEST
+    ]
+    free_ns, tick = 0, 0
+    for step in recording.steps:
+        free_ns = max([free_ns, *(at_ns for at_ns in requests if at_ns <= record.step_start_ns[step.index])])
+        lengths.dense.append([])
+        lengths.step.append(record.step_end_ns[step.index] - free_ns)
+        for _ in step.sites:
+            gate = gates[tick]
+            tick += 1
+            block, _ = next(computed)
+            came = came_ns.get(block, [])
+            there_ns = came[bisect_right(came, gate.at_ns) - 1] if came and came[0] <= gate.at_ns else 0
+            lengths.dense[-1].append(gate.at_ns - max(free_ns, there_ns))
+            free_ns = gate.at_ns
+            for _ in gate.row:
+                key, end_ns = next(computed)
+                end_ns = gate.done_ns.get(key, end_ns)
+                lengths.compute[gate.row[key]] = end_ns - max(free_ns, gate.ready_ns[key])
+                free_ns = end_ns
+            free_ns = max(free_ns, gate.result_ns)
+        next(computed)
+        lengths.tail.append(record.step_end_ns[step.index] - free_ns)
+        free_ns = record.step_end_ns[step.index]
