@@ -75,6 +75,8 @@ def print_summary(summary: Summary, console: Console) -> None:
             for part, value in summary["stall_s"].items()
             if value
         ),
+        *((f"link {link} busy", 100 * share, "%", None) for link, share in summary["link_utilisation"].items()),
+        *((("hit ratio (RAM)", summary["ram"]["hit_ratio"], "", None),) if summary["ram"] else ()),
         ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
     ):
         bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
@@ -105,7 +107,7 @@ def answer(summary: Summary) -> str:
     gap = summary["gap"]
     bound = (
         ""
-        if gap is None
+        if gap is None or summary["bounds"]["method"] != "max"
         else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
     )
     quality = summary["quality_proxy"]
