@@ -35,7 +35,8 @@ class Transfer:
     waits_on: int | None = None
     hops_open: set[int] = field(default_factory=set)
     handed_on: set[int] = field(default_factory=set)
-    aside: bool = False
+    aside: int | None = None
+    """The link whose hop handed it on early, but where it went there was no slot."""
     left: int | None = None
     """The bytes that a cut has left of the hop on `waits_on`."""
     slot: Place | None = None

@@ -198,7 +198,7 @@ class Moves:
             self.given_up += 1
             if transfer.hops_open:
                 self.leave_queue(transfer)
-                transfer.aside = True
+                transfer.aside = link + 1
             else:
                 self.forget(transfer)
                 self.prefetch["dropped" if transfer.started else "dropped_no_slot"] += 1
@@ -293,8 +293,8 @@ class Moves:
             transfer.ram = "resident"
         if link == 0:
             self.land(transfer)
-        elif link not in transfer.handed_on or transfer.aside:
-            transfer.aside = False
+        elif link not in transfer.handed_on or transfer.aside == link:
+            transfer.aside = None
             self.join(transfer, link - 1)
         self.poll(but=link if self.issue(link) else None)
 

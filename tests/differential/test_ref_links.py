@@ -166,6 +166,20 @@ def test_what_is_handed_on_early_and_finds_no_slot_joins_the_queue_again_when_th
     assert stalls(timeline) == {"demand": 40, "storage": 19}
 
 
+def test_only_the_hop_that_handed_it_on_brings_back_what_found_no_slot() -> None:
+    """Three links, of which the outer two cut through: link 2 1..81, link 1 from 51 (its head) to 91.
+
+    At 61, handed on again, it finds no slot. The end of link 2's hop, at 81, changes nothing; that of link 1's does:
+    link 0 91..131.
+    """
+    step = token(gate(0), gate(5), ahead={0: (foresee(5),)})
+    links = (Link(0, 10), Link(0, 10, head_bytes=1), Link(0, 20, head_bytes=1))
+    scenario = machine(step, links=links, capacity=4, variant_bytes=(4,), base_ns=(60,), initial=((0, 0, 0),))
+    timeline = run(replace(scenario, loader=Loader(lookahead=1)))
+    assert timeline.transfers[0].hops == ((2, 1), (1, 51), (0, 91))
+    assert served(timeline, "link", "start_ns", "end_ns") == [(2, 1, 81), (1, 51, 91), (0, 91, 131)]
+
+
 # ---- chunks ----------------------------------------------------------------------------------------------------------
 
 
