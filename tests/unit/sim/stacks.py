@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +30,14 @@ def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int
     base = synthesize(SHAPE, tokens=1, sequences=len(lengths), lookahead=DEPTH)
     rule = base.header.sites[0].rule
     assert rule is not None
+    assert base.header.lookahead is not None
     ids, weights = rule.route(logits, TOP_K)
     lookahead = rng.integers(-64, 64, (count, SITES, DEPTH, EXPERTS)).astype(np.float32) / 16
     for ahead in range(1, DEPTH + 1):
         for end in (ENCODER, SITES):
             lookahead[:, end - ahead : end, ahead - 1] = np.nan
     lookahead[~visited] = np.nan
-    floats = {
+    floats: dict[str, Any] = {
         "weights": np.where(visited[..., None], weights, np.float32(0)),
         "logits": np.where(visited[..., None], logits, np.float32(np.nan)),
         "expert_norms": np.where(visited[..., None], rng.random((count, SITES, TOP_K), np.float32), np.float32(np.nan)),

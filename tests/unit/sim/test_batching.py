@@ -26,8 +26,9 @@ def walk(batcher: Batcher, step_ns: Callable[[Rows], int]) -> list[Rows | int]:
             assert following > now
             told.append(now := following)
         else:
-            told.append(rows_of(following))
-            now += step_ns(told[-1])
+            step = rows_of(following)
+            told.append(step)
+            now += step_ns(step)
     assert batcher.next(now) is None
     return told
 

@@ -71,8 +71,9 @@ def drive(workload: Workload, step_ns: Callable[[Rows], int]) -> tuple[list[Step
             continue
         of_step = workload.row[following.start : following.stop]
         trace = workload.trace
-        rows.append([*zip(trace.sequence[of_step].tolist(), trace.position[of_step].tolist(), strict=True)])
-        now += step_ns(rows[-1])
+        step = [*zip(trace.sequence[of_step].tolist(), trace.position[of_step].tolist(), strict=True)]
+        rows.append(step)
+        now += step_ns(step)
     assert schedule.next(now) is None
     return told, rows
 
@@ -132,7 +133,9 @@ def assert_needs(workload: Workload) -> None:
 
 def assert_steps(workload: Workload) -> None:
     """What steps say of themselves, from their rows."""
-    trace, first, last = workload.trace, {}, {}
+    trace = workload.trace
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for step in workload.steps:
         for number in step.sequences:
             first.setdefault(number, step.index)
@@ -234,7 +237,8 @@ def forecast_of(trace: Trace, row: int, site: int, j: int) -> list[tuple[int, fl
 def timed(**choices: Any) -> Workload:
     """Prompts of 2 and 1, two tokens each; the second arrives at 5."""
     trace = make_trace({0: (2, 2), 1: (1, 2)})
-    return Workload(trace, **({"split": "all", "batching": "continuous", "together": 2, "arrivals": [0, 5]} | choices))
+    given: dict[str, Any] = {"split": "all", "batching": "continuous", "together": 2, "arrivals": [0, 5]} | choices
+    return Workload(trace, **given)
 
 
 def test_steps_depend_on_how_long_they_take_and_a_new_start_forgets_those_of_the_last_run() -> None:
