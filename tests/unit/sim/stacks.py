@@ -26,13 +26,13 @@ def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int
     sequence, position, phase, step = (np.array(column) for column in zip(*rows, strict=True))
     count = len(rows)
     visited = (phase == PREFILL)[:, None] == (np.arange(SITES) < ENCODER)
-    logits = rng.integers(-64, 64, (count, SITES, EXPERTS)).astype(np.float32) / 16
+    logits = rng.integers(-64, 64, (count, SITES, EXPERTS)).astype(np.float32) / np.float32(16)
     base = synthesize(SHAPE, tokens=1, sequences=len(lengths), lookahead=DEPTH)
     rule = base.header.sites[0].rule
     assert rule is not None
     assert base.header.lookahead is not None
     ids, weights = rule.route(logits, TOP_K)
-    lookahead = rng.integers(-64, 64, (count, SITES, DEPTH, EXPERTS)).astype(np.float32) / 16
+    lookahead = rng.integers(-64, 64, (count, SITES, DEPTH, EXPERTS)).astype(np.float32) / np.float32(16)
     for ahead in range(1, DEPTH + 1):
         for end in (ENCODER, SITES):
             lookahead[:, end - ahead : end, ahead - 1] = np.nan
