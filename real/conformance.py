@@ -38,6 +38,7 @@ from sim.links import (
     SharedLink,
 )
 from sim.loader import Transfer
+from sim.record import Record
 from sim.types import HostCosts, Step
 from sim.workload import Workload
 
@@ -102,14 +103,13 @@ def conform(recording: Recording, controller: Controller, workload: Workload, du
     controller.finish()
     return Conformance(
         len(recording.calls), order.forced, recording.record.makespan_ns, engine.record.makespan_ns,
-        _token_error(lengths, engine),
+        _token_error(recording.record, engine.record),
     )  # fmt: skip
 
 
-def _token_error(lengths: Lengths, engine: Engine) -> float:
-    recorded = np.array(lengths.step)
-    replayed = np.array(engine.record.step_end_ns) - np.array(engine.record.step_start_ns)
-    return float(np.percentile(np.abs(replayed - recorded) / np.maximum(recorded, 1), 95))
+def _token_error(recorded: Record, replayed: Record) -> float:
+    spans = [np.array(record.step_end_ns) - np.array(record.step_start_ns) for record in (recorded, replayed)]
+    return float(np.percentile(np.abs(spans[1] - spans[0]) / np.maximum(spans[0], 1), 95))
 
 
 class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no types
@@ -200,20 +200,6 @@ class GuidedController(RecordedController):
     def __init__(self, controller: Controller, recording: Recording, order: RecordedOrder) -> None:
         super().__init__(controller)
         self._recorded, self._order = recording.calls, order
-
-    def begin_sequence(self, sequence: int) -> None:
-        self._catch_up()
-        super().begin_sequence(sequence)
-
-    def end_sequence(self, sequence: int) -> None:
-        self._catch_up()
-        super().end_sequence(sequence)
-
-    def _catch_up(self) -> None:
-        """Sequences end and begin at one instant of the simulator, but not of threads: something may come between."""
-        while (call := self._order.next_call) is not None and not call.kind.endswith("_sequence"):
-            if not self._order.take_recorded():
-                return
 
     def _write(self, kind: str, argument: int, **answered: Any) -> None:
         super()._write(kind, argument, **answered)

@@ -13,7 +13,7 @@ while the thread waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from real.device import TAIL, Device, Service, Turn
 from real.links import Links
@@ -23,7 +23,7 @@ from sim.costs import Durations
 from sim.loader import Transfer
 from sim.record import HOST_TIME, NO_REQUEST, Record
 from sim.types import SKIP, Outcome, Step
-from sim.workload import Workload
+from sim.workload import Schedule, Workload
 
 
 def drive(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Record:
@@ -63,12 +63,15 @@ class Driver:
     def run(self) -> None:
         """Every step of the workload, as its schedule composes them."""
         schedule = self.workload.start()
-        while (step := schedule.next(self._free_ns)) is not None:
+        step = self._go_on(None, schedule)
+        while step is not None:
             if isinstance(step, int):
                 self.device.sleep_until(step, Turn.ARRIVALS)
                 self._stand_idle(step, NO_REQUEST)
+                step = self._go_on(None, schedule)
             else:
                 self._run_step(step)
+                step = self._go_on(step, schedule)
 
     def finish(self) -> Record:
         """The record, complete."""
@@ -76,28 +79,35 @@ class Driver:
         self.controller.finish()
         return self.record
 
+    def _go_on(self, ended: Step | None, schedule: Schedule) -> Step | int | None:
+        """A step ends, and the next one begins at that instant, unless there is none or it has to be waited for."""
+        self.device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
+        with self.device.lock:
+            now = self.device.now_ns()
+            self._host_until(now)
+            if ended is not None:
+                self.record.step_end_ns.append(now)
+                for sequence in ended.ends:
+                    self._call_at(now, self.controller.end_sequence, sequence)
+            following = schedule.next(now)
+            if isinstance(following, Step):
+                self.record.step_start_ns.append(now)
+                for sequence in following.begins:
+                    self._call_at(now, self.controller.begin_sequence, sequence)
+        return following
+
+    def _call_at(self, now_ns: int, call: Callable[[int], None], argument: int) -> None:
+        self.record.call_ns.append(now_ns)
+        call(argument)
+        self._links.fill()
+
     def _run_step(self, step: Step) -> None:
-        """One forward call, from the beginning of its sequences to the end of those that end with it."""
-        device, record = self.device, self.record
-        record.step_start_ns.append(self._free_ns)
-        for sequence in step.begins:
-            device.sleep_until(self._free_ns, Turn.ARRIVALS)
-            with device.lock:
-                self._stamp()
-                self.controller.begin_sequence(sequence)
-                self._links.fill()
+        """One forward call."""
         self._gate.open(step)
         dense_ns = self.durations.dense_ns(step)
         for site in step.sites:
             self._run_site(step, site, dense_ns[site])
         self._compute(TAIL, step.rows, self.durations.tail_ns(step))
-        record.step_end_ns.append(self._free_ns)
-        for sequence in step.ends:
-            device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
-            with device.lock:
-                self._stamp()
-                self.controller.end_sequence(sequence)
-                self._links.fill()
 
     def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
         g, host, gate = self.controller.geometry, self.durations.host, self._gate
@@ -257,9 +267,7 @@ class Driver:
 
     def on_prediction(self, tick: int) -> None:
         """The forecasts made at a gate are there."""
-        self._stamp()
-        self.controller.prediction_ready(tick)
-        self._links.fill()
+        self._call_at(self.device.now_ns(), self.controller.prediction_ready, tick)
 
     def _stamp(self) -> int:
         """The time of the call that follows; the lock is held."""

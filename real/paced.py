@@ -98,9 +98,9 @@ class PacedDevice:
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         sharpen_timers()
-        self._opened_ns = time.perf_counter_ns()
         for thread in self._threads:
             thread.start()
+        self._opened_ns = time.perf_counter_ns()
 
     def close(self) -> None:
         """End the threads. Raise RuntimeError if one had failed and nobody has been told."""

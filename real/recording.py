@@ -16,7 +16,7 @@ from real.driver import drive
 from sim.calls import Call, RecordedController, RecordedWorkload
 from sim.controller import Controller
 from sim.costs import Durations
-from sim.record import NO_REQUEST, Record
+from sim.record import Record
 from sim.types import Outcome, Step
 from sim.workload import Workload
 
@@ -66,12 +66,10 @@ def record_run(controller: Controller, workload: Workload, durations: Durations,
 class Lengths:
     """How long everything in a recorded run took, in ns.
 
-    ``step`` from the beginning of each to its end, ``dense`` by step, of the sites in its order; ``compute`` by lookup;
-    ``cpu`` in order of submission; ``prediction`` by gate; ``service``, ``head`` and ``cut`` (with the bytes that were
-    through) by service.
+    ``dense`` by step, of the sites in its order; ``compute`` by lookup; ``cpu`` in order of submission; ``prediction``
+    by gate; ``service``, ``head`` and ``cut`` (with the bytes that were through) by service.
     """
 
-    step: list[int] = field(default_factory=list)
     dense: list[list[int]] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     compute: dict[int, int] = field(default_factory=dict)
@@ -161,14 +159,10 @@ def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -
     for call, now in zip(recording.calls, record.call_ns, strict=True):
         if call.kind == "transfer_done":
             came_ns.setdefault(call.arrived, []).append(now)
-    requests = [
-        end_ns for end_ns, cause in zip(record.idle_end_ns, record.idle_cause, strict=True) if cause == NO_REQUEST
-    ]
-    free_ns, tick = 0, 0
+    tick = 0
     for step in recording.steps:
-        free_ns = max([free_ns, *(at_ns for at_ns in requests if at_ns <= record.step_start_ns[step.index])])
+        free_ns = record.step_start_ns[step.index]
         lengths.dense.append([])
-        lengths.step.append(record.step_end_ns[step.index] - free_ns)
         for _ in step.sites:
             gate = gates[tick]
             tick += 1
@@ -185,4 +179,3 @@ def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -
             free_ns = max(free_ns, gate.result_ns)
         next(computed)
         lengths.tail.append(record.step_end_ns[step.index] - free_ns)
-        free_ns = record.step_end_ns[step.index]

@@ -223,11 +223,16 @@ class RecordedSchedule:
         self._schedule, self._given_ns, self._asked_ns = schedule, given_ns, asked_ns
 
     def next(self, now_ns: int) -> Step | int | None:
-        """As ``Schedule.next``; a time to wait for is never before ``now_ns``."""
-        asked_ns = now_ns if self._given_ns is None else self._given_ns[len(self._asked_ns)]
-        self._asked_ns.append(asked_ns)
-        answer = self._schedule.next(asked_ns)
-        return max(answer, now_ns) if isinstance(answer, int) else answer
+        """As ``Schedule.next``. A repeated run begins, and has waited for requests, when the recorded one had."""
+        index, given_ns = len(self._asked_ns), self._given_ns
+        if given_ns is None:
+            self._asked_ns.append(now_ns)
+            return self._schedule.next(now_ns)
+        if index == 0 and now_ns < given_ns[0]:
+            return given_ns[0]
+        self._asked_ns.append(given_ns[index])
+        answer = self._schedule.next(given_ns[index])
+        return max(given_ns[index + 1], now_ns) if isinstance(answer, int) else answer
 
 
 def first_difference(expected: Sequence[Call], got: Sequence[Call]) -> Difference | None:
