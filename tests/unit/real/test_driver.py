@@ -1,42 +1,46 @@
-"""The driver of real runs, worked by hand on the null device, and once on a device with a thread of its own."""
+"""The driver of real runs, worked by hand on the null device."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from queue import SimpleQueue
-from threading import Condition, Thread
 from typing import Any
 
 import pytest
 
+from differential.by_hand import foresee, gate
+from differential.by_hand import machine as by_hand
+from differential.by_hand import token as step_of
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import (
+    Batching,
     Forecast,
+    Host,
+    Link,
     Loader,
     Need,
+    Placement,
     PoolSpec,
     Prediction,
+    Request,
+    Row,
     Scenario,
     Step,
     Thresholds,
-    random_scenario,
 )
 from real.device import Device, NullDevice
 from real.driver import drive
-from sim.calls import Call, RecordedController, replay
+from sim.calls import Call, RecordedController
 from sim.controller import Controller
-from sim.record import Record
+from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.types import Outcome, PrefetchOutcome
 
-WAITS = ("wait_all", "as_ready")
+WAITS = ("wait_all", "as_ready", "in_order")
 
 
 def play(scenario: Scenario, device: Device | None = None) -> tuple[Record, RecordedController]:
-    controller = RecordedController(controller_for(scenario))
-    workload = ScenarioWorkload(scenario)
-    record = drive(controller, workload, ScenarioDurations(scenario), device or NullDevice())  # type: ignore[arg-type]
+    controller, workload = RecordedController(controller_for(scenario)), ScenarioWorkload(scenario)
+    durations = ScenarioDurations(scenario, workload)
+    record = drive(controller, workload, durations, device or NullDevice())  # type: ignore[arg-type]
     controller.check()
     return record, controller
 
@@ -45,19 +49,24 @@ def asked(record: Record, calls: list[Call]) -> list[tuple[int, str, int]]:
     return [(now, call.kind, call.argument) for now, call in zip(record.call_ns, calls, strict=True)]
 
 
-def token(*needs: tuple[int, ...], ahead: dict[int, tuple[Prediction, ...]] | None = None, **rest: Any) -> Step:
-    """One step; dense work of 1 a site, forecasts at some sites."""
-    values: dict[str, Any] = {"sequence": 0, "begins": True, "ends": True, "rows": 1, "token": 1, "tail_ns": 0} | rest
-    forecasts = tuple((ahead or {}).get(site, (None,)) for site in range(len(needs)))
-    routed = tuple(tuple(Need(expert) for expert in experts) for experts in needs)
-    return Step(dense_ns=(1,) * len(needs), needs=routed, forecasts=forecasts, **values)
+def idle(record: Record) -> list[tuple[int, int, int]]:
+    return list(zip(record.idle_start_ns, record.idle_end_ns, record.idle_cause, strict=True))
 
 
-def machine(*steps: Step, capacity: int = 99, initial: tuple[tuple[int, int, int], ...] = (), **rest: Any) -> Scenario:
-    """One pool, one precision of one byte, transfers of 10, experts of 4; 8 experts a site, so 9 keys."""
-    values: dict[str, Any] = {"service_ns": (10,), "base_ns": (4,), "per_token_ns": (0,)} | rest
-    pools = (PoolSpec(capacity, (0,), None, initial),)
-    return Scenario(sites=len(steps[0].needs), experts=8, variant_bytes=(1,), pools=pools, steps=steps, **values)
+def services(record: Record) -> list[tuple[int, int, int, int]]:
+    """(transfer, link, start, end) of each."""
+    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns)
+    return list(zip(*columns, strict=True))
+
+
+def token(*needs: tuple[int, ...], **rest: Any) -> Step:
+    """One step; dense work of 1 a site."""
+    return step_of(*(gate(*experts) for experts in needs), **rest)
+
+
+def machine(*steps: Step, **rest: Any) -> Scenario:
+    """Transfers of 10, experts of 4."""
+    return by_hand(*steps, **({"base_ns": (4,)} | rest))
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -94,7 +103,6 @@ def test_a_wave_computed_as_its_needs_become_ready() -> None:
     record, controller = play(scenario)
     assert asked(record, controller.log) == [
         (0, "begin_sequence", 0),
-        (0, "poll", 0),
         (1, "gate", 0),
         (1, "poll", 0),
         (11, "transfer_done", 0),
@@ -102,12 +110,10 @@ def test_a_wave_computed_as_its_needs_become_ready() -> None:
         (21, "transfer_done", 1),
         (31, "transfer_done", 2),
         (35, "end_sequence", 0),
-        (35, "poll", 0),
     ]
     assert (record.lookup_ns, record.ready_ns) == ([1, 1, 15], [11, 21, 31])
-    assert (record.start_ns, record.service_end_ns) == ([1, 11, 21], [11, 21, 31])
-    idle = list(zip(record.idle_start_ns, record.idle_end_ns, record.idle_cause, strict=True))
-    assert idle == [(1, 11, 0), (15, 21, 1), (25, 31, 2)]
+    assert services(record) == [(0, 0, 1, 11), (1, 0, 11, 21), (2, 0, 21, 31)]
+    assert idle(record) == [(1, 11, 0), (15, 21, 1), (25, 31, 2)]
     assert (record.end_ns, record.step_end_ns, record.makespan_ns) == ([35], [35], 35)
     assert [call.victims for call in controller.log if call.transfer >= 0] == [(), (), (0,)]
 
@@ -119,7 +125,7 @@ def test_a_wave_computed_when_all_that_a_call_admitted_is_there() -> None:
     """
     scenario = machine(token((0, 1, 2), rows=3, token=3), capacity=2, loader=Loader(wait="wait_all"))
     record, controller = play(scenario)
-    assert asked(record, controller.log)[2:-2] == [
+    assert asked(record, controller.log)[1:-1] == [
         (1, "gate", 0),
         (1, "poll", 0),
         (11, "transfer_done", 0),
@@ -128,19 +134,23 @@ def test_a_wave_computed_when_all_that_a_call_admitted_is_there() -> None:
         (25, "poll", 0),
         (35, "transfer_done", 2),
     ]
-    idle = list(zip(record.idle_start_ns, record.idle_end_ns, record.idle_cause, strict=True))
-    assert idle == [(1, 21, 1), (29, 35, 2)]
+    assert idle(record) == [(1, 21, 1), (29, 35, 2)]
     assert record.makespan_ns == 39
 
 
-@pytest.mark.parametrize(("wait", "computed_ns"), [("as_ready", [5, 15, 25]), ("wait_all", [25, 29, 33])])
-def test_what_is_there_is_computed_first_or_with_the_rest(wait: Any, computed_ns: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("wait", "computed_ns"),
+    [("as_ready", [(2, 5), (0, 15), (1, 25)]), ("wait_all", [(0, 25), (1, 29), (2, 33)]),
+     ("in_order", [(0, 15), (1, 25), (2, 29)])],
+)  # fmt: skip
+def test_what_is_there_is_computed_first_or_with_the_rest_or_in_its_turn(
+    wait: Any, computed_ns: list[tuple[int, int]]
+) -> None:
     """Needs 0, 1, 2 at 1, of which 2 is resident; 0 is there at 11, 1 at 21; each takes 4."""
     scenario = machine(token((0, 1, 2)), initial=((0, 0, 2),), loader=Loader(wait=wait))
     device = WatchedDevice()
     play(scenario, device)
-    assert [end_ns for key, end_ns in device.computed if key in (0, 1, 2)] == computed_ns
-    assert [key for key, _ in device.computed if key in (0, 1, 2)] == ([2, 0, 1] if wait == "as_ready" else [0, 1, 2])
+    assert [(key, end_ns) for key, end_ns in device.computed if key in (0, 1, 2)] == computed_ns
 
 
 class WatchedDevice(NullDevice):
@@ -167,7 +177,7 @@ def test_the_link_is_polled_until_it_is_full(in_flight: Any, polls: int) -> None
     """Three misses at 1: the gate is followed by one poll for each transfer that may be issued."""
     record, controller = play(machine(token((0, 1, 2)), loader=Loader(in_flight=in_flight)))
     assert asked(record, controller.log).count((1, "poll", 0)) == polls
-    assert record.start_ns == [1, 11, 21]
+    assert record.service_start_ns == [1, 11, 21]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +185,7 @@ def test_the_link_is_polled_until_it_is_full(in_flight: Any, polls: int) -> None
 )
 def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(service_ns: int, outcome: Outcome) -> None:
     """The prefetch for site 1 starts at 1; the expert of site 0 ends at 5 and the gate of site 1 is at 6."""
-    step = token((0,), (0,), ahead={0: ((Forecast(0),),)})
+    step = token((0,), (0,), ahead={0: (foresee(0),)})
     scenario = machine(step, initial=((0, 0, 0),), service_ns=(service_ns,), loader=Loader(lookahead=1))
     _, controller = play(scenario)
     assert controller.lookup_outcomes[-1] == outcome
@@ -184,13 +194,12 @@ def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(service_ns: i
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_transfers_in_flight_at_the_end_are_cut(in_flight: Any) -> None:
     """Site 0 foresees 1, 2 and 3 at site 1, which needs none of them: 1 loads from 1, the run ends at 10."""
-    step = token((0,), (0,), ahead={0: ((Forecast(1), Forecast(2), Forecast(3)),)})
+    step = token((0,), (0,), ahead={0: (foresee(1, 2, 3),)})
     initial = ((0, 0, 0), (0, 1, 0))
     loader = Loader(lookahead=1, in_flight=in_flight, cancel_stale=False)
     record, controller = play(machine(step, initial=initial, loader=loader))
     assert record.makespan_ns == 10
-    assert record.start_ns == [1, -1][:in_flight]
-    assert record.service_end_ns == [-1, -1][:in_flight]
+    assert services(record) == [(0, 0, 1, -1)]
     assert controller.prefetch_counts[PrefetchOutcome.UNUSED_AT_END] == in_flight
     assert controller.prefetch_counts[PrefetchOutcome.CANCELLED] == 3 - in_flight
 
@@ -216,73 +225,140 @@ def test_a_need_that_nothing_brings_is_an_error_that_names_it() -> None:
             self.calls += 1
 
     scenario = machine(token((0,), (5,)), initial=((0, 0, 0),))
-    silent = controller_for(scenario)
+    silent, workload = controller_for(scenario), ScenarioWorkload(scenario)
     silent.__class__ = Silent
-    with pytest.raises(RuntimeError, match=r"step 0 site 1 waits for site 1 expert 5 high .* nothing is on the link"):
-        drive(silent, ScenarioWorkload(scenario), ScenarioDurations(scenario), NullDevice())  # type: ignore[arg-type]
+    links = "link 0 serves nothing, nothing issued behind, 1 pending"
+    missing = rf"step 0 site 1 waits for site 1 expert 5 high \(0 needs not admitted; {links}\).*nothing is under way"
+    with pytest.raises(RuntimeError, match=missing):
+        drive(silent, workload, ScenarioDurations(scenario, workload), NullDevice())  # type: ignore[arg-type]
 
 
-class ThreadedDevice:
-    """A device whose link is a thread that sleeps; the least that a machine with a loader thread does."""
-
-    def open(self, on_transfer_end: Callable[[int], None]) -> None:
-        self._origin_ns = time.perf_counter_ns()
-        self._on_transfer_end = on_transfer_end
-        self._jobs: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-        self._ended = Condition()
-        self._is_open = True
-        self._times: dict[int, tuple[int, int]] = {}
-        self._num_ended = 0
-        self._loader = Thread(target=self._serve)
-        self._loader.start()
-
-    def now_ns(self) -> int:
-        return time.perf_counter_ns() - self._origin_ns
-
-    def transfer(self, number: int, key: int, moved_bytes: int, nominal_ns: int) -> None:
-        self._times[number] = (-1, -1)
-        self._jobs.put((number, nominal_ns))
-
-    def compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        time.sleep(nominal_ns / 1e9)
-
-    def wait(self, number: int) -> None:
-        with self._ended:
-            if not self._ended.wait_for(lambda: self._num_ended > number, timeout=60):
-                raise TimeoutError(f"transfer {number} has not ended")
-
-    def service_ns(self, number: int) -> tuple[int, int]:
-        return self._times[number]
-
-    def close(self) -> None:
-        self._is_open = False
-        self._jobs.put(None)
-        self._loader.join()
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            number, nominal_ns = job
-            start_ns = self.now_ns()
-            self._times[number] = (start_ns, -1)
-            time.sleep(nominal_ns / 1e9)
-            if not self._is_open:
-                return
-            self._times[number] = (start_ns, self.now_ns())
-            self._on_transfer_end(number)
-            with self._ended:
-                self._num_ended += 1
-                self._ended.notify_all()
+def test_host_time_surrounds_the_gate_wakes_the_stream_and_ends_the_site() -> None:
+    """Dense to 1, sync 2 to the gate at 3; 0 loads 3..13; issue 3 to 6; woken at 13 for 4; computed 17..21; post 5."""
+    record, _ = play(machine(token((0,)), host=Host(sync_ns=2, issue_ns=3, wake_ns=4, post_ns=5)))
+    assert record.gate_ns == [3]
+    assert idle(record) == [(1, 3, HOST_TIME), (3, 6, HOST_TIME), (6, 13, 0), (13, 17, HOST_TIME), (21, 26, HOST_TIME)]
+    assert record.end_ns == [26]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_on_a_device_with_a_loader_thread_no_end_is_missed_and_the_log_can_be_replayed(seed: int) -> None:
-    """Whatever order the threads came in, a fresh controller that hears the same calls gives the same answers."""
-    scenario = random_scenario(seed, ties=bool(seed % 2))
-    record, controller = play(scenario, ThreadedDevice())
-    workload = ScenarioWorkload(scenario)
-    assert replay(controller.log, controller_for(scenario), workload) is None  # type: ignore[arg-type]
-    assert len(record.call_ns) == len(controller.log)
-    assert record.call_ns == sorted(record.call_ns)
-    assert len(record.gate_ns) == len(scenario.steps) * scenario.sites
-    assert len(record.ready_ns) == len(controller.lookup_keys)
-    assert all(ready >= looked for looked, ready in zip(record.lookup_ns, record.ready_ns, strict=True))
+def test_who_does_not_stand_idle_is_not_woken() -> None:
+    """The load ends at 11, with the host time after the gate."""
+    record, _ = play(machine(token((0,)), host=Host(issue_ns=10, wake_ns=4)))
+    assert idle(record) == [(1, 11, HOST_TIME)]
+    assert record.end_ns == [15]
+
+
+def test_the_site_waits_for_the_cpus_results() -> None:
+    """0 and 1 on the CPU, 1..8 and 8..15; 2 is there and computed 1..5."""
+    placement = Placement(frozenset({(0, 0), (0, 1)}), cpu_ns=7)
+    record, controller = play(machine(token((0, 1, 2)), initial=((0, 0, 2),), placement=placement))
+    assert asked(record, controller.log)[2:4] == [(8, "cpu_done", 0), (15, "cpu_done", 1)]
+    assert record.ready_ns == [8, 15, 1]
+    assert idle(record) == [(5, 15, CPU_RESULT)]
+    assert record.end_ns == [15]
+
+
+def test_a_cpu_result_that_ends_a_waves_need_wakes_the_stream_for_what_it_lets_in() -> None:
+    """Room for one: 0 goes to the CPU, 1..8; 1 is let in then, is there, and computed 10..14."""
+    placement = Placement(frozenset({(0, 0)}), cpu_ns=7)
+    scenario = machine(token((0, 1), rows=2, token=2), capacity=1, initial=((0, 0, 1),), placement=placement,
+                       host=Host(wake_ns=2))  # fmt: skip
+    record, controller = play(scenario)
+    assert asked(record, controller.log)[2:4] == [(8, "cpu_done", 0), (8, "need_done", 0)]
+    assert idle(record) == [(1, 8, CPU_RESULT), (8, 10, HOST_TIME)]
+    assert record.end_ns == [14]
+
+
+def test_what_the_placement_leaves_out_lets_the_next_in_at_once() -> None:
+    placement = Placement(skip=frozenset({(0, 0)}))
+    scenario = machine(token((0, 1), rows=2, token=2), capacity=1, initial=((0, 0, 1),), placement=placement)
+    record, controller = play(scenario)
+    assert asked(record, controller.log)[1:3] == [(1, "gate", 0), (1, "need_done", 0)]
+    assert record.end_ns == [5]
+
+
+def test_streamed_dense_blocks_are_waited_for() -> None:
+    """One slot: block 0 is there. Block 1 is queued at the gate at 1 and comes at 21; block 0 then at 42, too late."""
+    loader = Loader(dense_slots=1)
+    links, initial = (Link(0, 1),), ((0, 0, 0), (0, 1, 0))
+    scenario = machine(token((0,), (0,)), initial=initial, links=links, dense_bytes=(20, 20), loader=loader)
+    record, controller = play(scenario)
+    assert asked(record, controller.log) == [
+        (0, "begin_sequence", 0),
+        (1, "gate", 0),
+        (1, "poll", 0),
+        (21, "transfer_done", 0),
+        (22, "gate", 1),
+        (22, "poll", 0),
+        (26, "end_sequence", 0),
+    ]
+    assert idle(record) == [(5, 21, 0)]
+
+
+def test_a_prediction_with_a_latency_comes_between_the_calls_of_the_stream() -> None:
+    """Site 0's forecast is made 1..3, site 1's 6..8."""
+    step = token((0,), (0,), ahead={0: (foresee(1),)})
+    scenario = machine(step, initial=((0, 0, 0), (0, 1, 0)), prediction_ns=2, loader=Loader(lookahead=1))
+    record, controller = play(scenario)
+    assert [call for call in asked(record, controller.log) if call[1] != "poll"] == [
+        (0, "begin_sequence", 0),
+        (1, "gate", 0),
+        (3, "prediction_ready", 0),
+        (6, "gate", 1),
+        (8, "prediction_ready", 1),
+        (10, "end_sequence", 0),
+    ]
+
+
+def test_a_transfer_takes_its_links_one_after_another() -> None:
+    record, _ = play(machine(token((0,)), links=(Link(0, 10), Link(3, 20))))
+    assert services(record) == [(0, 1, 1, 24), (0, 0, 24, 34)]
+
+
+def test_a_link_hands_on_so_early_that_the_next_never_starves() -> None:
+    """4 bytes: 40 on link 1, 8 on link 0, of which the head of a byte 2: handed on at 1 + 40 + 2 - 8."""
+    links = (Link(0, 2), Link(0, 10, head_bytes=1))
+    record, controller = play(machine(token((0,)), variant_bytes=(4,), service_ns=(8,), links=links))
+    assert (35, "head_done", 0) in asked(record, controller.log)
+    assert services(record) == [(0, 1, 1, 41), (0, 0, 35, 43)]
+
+
+def test_what_is_written_back_goes_first_in_one_service() -> None:
+    """The link takes 3 and 10 a byte: 13 for what comes, 13 for what goes."""
+    scenario = machine(
+        token((0,)), capacity=1, initial=((0, 0, 1),), links=(Link(3, 10),), loader=Loader(write_back=True)
+    )
+    record, _ = play(scenario)
+    assert services(record) == [(0, 0, 1, 27)]
+    assert record.service_bytes == [1]
+
+
+def test_engines_that_serve_at_once_share_the_link() -> None:
+    """Two engines for three loads of 10: two share it, 1..21, and then the third has it, 21..31."""
+    record, _ = play(machine(token((0, 1, 2)), links=(Link(0, 10, engines=2),)))
+    assert services(record) == [(0, 0, 1, 21), (1, 0, 1, 21), (2, 0, 21, 31)]
+    assert record.service_engine == [0, 1, 0]
+
+
+def test_a_prefetch_gives_way_to_a_demand_at_the_end_of_a_chunk() -> None:
+    """Site 0 foresees 1 (4 bytes, 1..41, chunks of 10). Site 1 needs 0 at 6: the prefetch is cut at 11, on at 51."""
+    step = token((0,), (0,), ahead={0: (foresee(1),)}, tail_ns=99)
+    scenario = machine(step, initial=((0, 0, 0),), variant_bytes=(4,), service_ns=(40,), links=(Link(0, 10),),
+                       loader=Loader(lookahead=1, chunk_bytes=1, cancel_stale=False))  # fmt: skip
+    record, controller = play(scenario)
+    assert (11, "chunk_done", 0) in asked(record, controller.log)
+    assert services(record) == [(0, 0, 1, 11), (1, 0, 11, 51), (0, 0, 51, 81)]
+    assert record.service_bytes == [1, 4, 3]
+    assert record.service_urgent == [0, 1, 0]
+
+
+def test_with_nothing_to_run_the_stream_waits_for_a_request() -> None:
+    """Requests at 0 and 50, one token each."""
+    row = Row((((0, 1.0),),), ((),))
+    requests = (Request((), (row,)), Request((), (row,), arrival_ns=50))
+    scenario = machine(token((0,)), initial=((0, 0, 0),), host=Host(wake_ns=2))
+    batching = Batching("static", 1, dense_ns=(1,))
+    record, controller = play(replace(scenario, steps=(), requests=requests, batching=batching))
+    assert idle(record) == [(5, 50, NO_REQUEST), (50, 52, HOST_TIME)]
+    assert (record.step_start_ns, record.step_end_ns) == ([0, 52], [5, 57])
+    assert asked(record, controller.log)[-3:] == [(52, "begin_sequence", 1), (53, "gate", 1), (57, "end_sequence", 1)]
