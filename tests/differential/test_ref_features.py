@@ -14,7 +14,7 @@ from differential.reference import run
 from differential.rows import OUTCOMES, PREFETCH_OUTCOMES, STALL_PARTS, Timeline
 from differential.scenario import Loader, Scenario
 
-SEEDS = range(8)
+SEEDS = range(6)
 Shows = Callable[[Scenario, Timeline], bool]
 
 
@@ -80,16 +80,17 @@ def test_a_feature_shows_where_it_is_switched_on_and_the_invariants_hold(name: s
     seen = 0
     for seed, ties in product(SEEDS, (True, False)):
         scenario = random_feature(name, seed, ties)
-        assert scenario == random_feature(name, seed, ties)
         timeline = run(scenario)
-        assert timeline == run(scenario)
+        if seed == 0:
+            assert scenario == random_feature(name, seed, ties)
+            assert timeline == run(scenario)
         seen += SHOWS[name](scenario, timeline)
     assert seen >= 3
 
 
 def test_mixtures_keep_the_invariants_and_reach_every_outcome_and_part() -> None:
     seen: Counter[str] = Counter()
-    for seed, ties in product(range(60), (True, False)):
+    for seed, ties in product(range(40), (True, False)):
         timeline = run(random_mixture(seed, ties))
         seen.update(row.outcome for row in timeline.lookups)
         seen.update({f"prefetch {name}": count for name, count in timeline.prefetch.items()})

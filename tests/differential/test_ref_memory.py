@@ -71,6 +71,53 @@ def test_a_prefetch_without_room_in_ram_is_dropped() -> None:
     assert outcomes(timeline) == ["hit", "hit"]
 
 
+def what_a_dropped_prefetch_gives_back() -> Scenario:
+    """RAM holds one, site 1's pool one: (1, 6), which is there. Link 1 takes 20, link 0 10. One need at a time.
+
+    Site 0's gate at 1 foresees (1, 6) and (1, 5): 5 has link 1 1..21. 0 is computed 1..6, and 7 comes in, queued on
+    link 1. When 5's hop ends, 7 finds RAM taken by it; but on link 0 5 finds no slot, for 6 is masked, and is dropped.
+    """
+    step = token(gate(0, 7), (Need(6, 2),), ahead={0: (foresee(6, 5),)}, rows=2, token=2)
+    ram = RamTier(1, (PoolSpec(1, (0,)),))
+    loader = Loader(lookahead=1, replay_unit="access")
+    scenario = machine(step, links=(Link(0, 10), Link(0, 20)), ram=ram, base_ns=(5,), loader=loader)
+    pools = (PoolSpec(9, (0,), 0, ((0, 0, 0),)), PoolSpec(1, (0,), 1, ((0, 1, 6),)))
+    return replace(scenario, pools=pools)
+
+
+def test_a_link_that_waited_for_what_a_dropped_prefetch_gives_back_goes_on_at_once() -> None:
+    """Nothing else would ever call: 7 takes link 1 21..41 and link 0 41..51."""
+    timeline = run(what_a_dropped_prefetch_gives_back())
+    assert timeline.prefetch["dropped"] == 1
+    assert served(timeline) == [(0, 1, 1, 21), (1, 1, 21, 41), (1, 0, 41, 51)]
+
+
+def what_a_prefetch_dropped_further_out_gives_back() -> Scenario:
+    """Slots are claimed when queued. Three bytes of pool, three of RAM, full of the high variant of 7 (three bytes).
+
+    Site 0's gate at 1 has the low variant of 0 (one byte, there until 6) and foresees the low one of (1, 5), which
+    claims a byte and has link 2 1..21. At 6 7 comes in, from RAM, and lacks the byte that 5 has claimed. At 21, on
+    link 1, 5 finds no room in RAM, which 7 has pinned: dropped.
+    """
+    low = Need(0, 1, 1.0)
+    step = token((low, Need(7)), (replace(low, tokens=2),), ahead={0: ((Forecast(5, 1.0),),)}, rows=2, token=2)
+    two: dict[str, Any] = {"variant_bytes": (3, 1), "service_ns": (1, 1), "base_ns": (5, 5), "per_token_ns": (0, 0)}
+    ram = RamTier(1, (PoolSpec(3, (0, 1), None, ((0, 0, 7),)),))
+    loader = Loader(lookahead=1, slot_claim="queue")
+    links = (Link(0, 10), Link(0, 10), Link(0, 20))
+    selector = Thresholds(0.5, 2.0)
+    return machine(
+        step, capacity=3, initial=((1, 0, 0),), links=links, ram=ram, selector=selector, loader=loader, **two
+    )
+
+
+def test_what_a_prefetch_gives_back_that_is_dropped_further_out_is_taken_at_once() -> None:
+    """7 has link 0 from 21 on, 30 long."""
+    timeline = run(what_a_prefetch_dropped_further_out_gives_back())
+    assert served(timeline)[:2] == [(0, 2, 1, 21), (1, 0, 21, 51)]
+    assert timeline.prefetch["dropped"] == 1
+
+
 # ---- write-back ------------------------------------------------------------------------------------------------------
 
 
