@@ -1,4 +1,4 @@
-"""The production engine does what the reference does, row by row, on random scenarios."""
+"""The production engine does what the reference does, row by row, on random scenarios of everything there is."""
 
 from __future__ import annotations
 
@@ -9,28 +9,56 @@ from typing import Any
 
 import pytest
 
-from differential import production, reference
-from differential.reference import Timeline
+from differential import production_rows, reference
+from differential.features import FEATURES, random_feature, random_mixture
+from differential.rows import Timeline
 from differential.scenario import Scenario, random_scenario
 
-CHUNKS = 6
-ROWS = ("gates", "lookups", "transfers", "sequence_ends")
+PLAIN, MIXTURE = "plain", "mixture"
+KINDS = (PLAIN, *FEATURES, MIXTURE)
+CHUNK = {PLAIN: 50, MIXTURE: 25}
+"""Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where none are given."""
+
+ROWS = (
+    "gates",
+    "lookups",
+    "transfers",
+    "services",
+    "idle",
+    "steps",
+    "sequence_ends",
+    "ram_lookups",
+    "ram_evictions",
+)
+TIMES = ("makespan_ns", "busy_ns")
+SUMS = ("prefetch", "stall")
+HELPS = ("trimmed", "exchanged", "calls")
+"""Told by the reference alone."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many seeds as asked for, in a few chunks, so that they spread over processes."""
+    """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many mixtures."""
     if "seeds" in metafunc.fixturenames:
-        count = -(-metafunc.config.getoption("--scenarios") // 2)
-        cuts = [count * chunk // CHUNKS for chunk in range(CHUNKS + 1)]
-        chunks = [range(a, b) for a, b in pairwise(cuts) if a < b]
-        metafunc.parametrize("seeds", chunks, ids=lambda seeds: f"seeds {seeds.start} to {seeds.stop - 1}")
+        plain = -(-metafunc.config.getoption("--scenarios") // 2)
+        counts = dict.fromkeys(FEATURES, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
+        cases = [(kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))]
+        metafunc.parametrize(
+            ("kind", "seeds"), cases, ids=[f"{kind} {seeds.start} to {seeds.stop - 1}" for kind, seeds in cases]
+        )
 
 
-def given(seed: int, ties: bool) -> Scenario:
-    """A random scenario. The link's time is a function of bytes, so variants of equal bytes take equally long."""
-    scenario = random_scenario(seed, ties)
-    by_bytes = dict(zip(scenario.variant_bytes, scenario.service_ns, strict=True))
-    return replace(scenario, service_ns=tuple(by_bytes[size] for size in scenario.variant_bytes))
+def _chunks(count: int, size: int) -> list[range]:
+    """About ``size`` seeds each."""
+    number = max(1, -(-count // size))
+    cuts = [count * chunk // number for chunk in range(number + 1)]
+    return [range(a, b) for a, b in pairwise(cuts)]
+
+
+def given(kind: str, seed: int, ties: bool) -> Scenario:
+    """A random scenario, a random one with a feature, or a random mixture of features."""
+    if kind == PLAIN:
+        return random_scenario(seed, ties)
+    return random_mixture(seed, ties) if kind == MIXTURE else random_feature(kind, seed, ties)
 
 
 def first_difference(got: Timeline, expected: Timeline) -> str | None:
@@ -44,11 +72,11 @@ def _differences(got: Timeline, expected: Timeline) -> Iterator[str]:
         for number, (ours, theirs) in enumerate(rows):
             if ours != theirs:
                 yield f"{column}[{number}]: engine {ours}, reference {theirs}{_fields_that_differ(ours, theirs)}"
-    for name in ("makespan_ns", "busy_ns"):
+    for name in TIMES:
         ours, theirs = getattr(got, name), getattr(expected, name)
         if ours != theirs:
             yield f"{name}: engine {ours}, reference {theirs}"
-    for name in ("prefetch", "stall"):
+    for name in SUMS:
         mine, other = getattr(got, name), getattr(expected, name)
         for part in [*other, *(part for part in mine if part not in other)]:
             # A part that one side does not know must be 0 on the other.
@@ -57,24 +85,35 @@ def _differences(got: Timeline, expected: Timeline) -> Iterator[str]:
 
 
 def _fields_that_differ(ours: Any, theirs: Any) -> str:
-    if ours is None or theirs is None or isinstance(ours, tuple):
+    if ours is None or theirs is None or isinstance(ours, int | tuple):
         return ""
-    return (
-        f" (differs in {', '.join(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))})"
-    )
+    names = ", ".join(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
+    return f" (differs in {names})"
 
 
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
-def test_the_engine_does_what_the_reference_does(seeds: range, ties: bool) -> None:
+def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: bool) -> None:
     for seed in seeds:
-        scenario = given(seed, ties)
-        difference = first_difference(production.run(scenario), reference.run(scenario))
-        assert difference is None, f"given({seed}, ties={ties}): {difference}"
+        scenario = given(kind, seed, ties)
+        difference = first_difference(production_rows.run(scenario), reference.run(scenario))
+        assert difference is None, f"given({kind!r}, {seed}, ties={ties}): {difference}"
 
 
-def test_the_first_difference_names_the_row_and_both_values() -> None:
-    scenario = random_scenario(1, ties=False)
-    timeline = reference.run(scenario)
+# ---- the comparison itself -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    """The first run with rows of every kind."""
+    runs = (reference.run(given("ram_tier", seed, ties=False)) for seed in range(20))
+    return next(found for found in runs if all(getattr(found, column) for column in ROWS))
+
+
+def test_everything_is_compared_but_what_only_helps_to_find_a_difference() -> None:
+    assert {field.name for field in fields(Timeline)} == {*ROWS, *TIMES, *SUMS, *HELPS}
+
+
+def test_the_first_difference_names_the_row_and_both_values(timeline: Timeline) -> None:
     assert first_difference(timeline, timeline) is None
     late = replace(timeline.lookups[2], ready_ns=timeline.lookups[2].ready_ns + 1)
     later = replace(timeline, lookups=(*timeline.lookups[:2], late, *timeline.lookups[3:]), makespan_ns=-1)
@@ -83,27 +122,24 @@ def test_the_first_difference_names_the_row_and_both_values() -> None:
 
 
 @pytest.mark.parametrize("column", ROWS)
-def test_a_row_that_is_missing_is_a_difference(column: str) -> None:
-    timeline = reference.run(random_scenario(1, ties=False))
+def test_a_row_that_is_missing_is_a_difference(timeline: Timeline, column: str) -> None:
     rows = getattr(timeline, column)
     assert first_difference(replace(timeline, **{column: rows[:-1]}), timeline) == (
         f"{column}[{len(rows) - 1}]: engine None, reference {rows[-1]}"
     )
 
 
-@pytest.mark.parametrize("name", ["prefetch", "stall"])
-def test_every_count_and_every_part_of_idle_time_is_compared(name: str) -> None:
-    timeline = reference.run(random_scenario(1, ties=False))
+@pytest.mark.parametrize("name", SUMS)
+def test_every_count_and_every_part_of_idle_time_is_compared(timeline: Timeline, name: str) -> None:
     for part, value in getattr(timeline, name).items():
         other = replace(timeline, **{name: getattr(timeline, name) | {part: value + 1}})
         assert first_difference(other, timeline) == f"{name}.{part}: engine {value + 1}, reference {value}"
-    unknown = replace(timeline, **{name: getattr(timeline, name) | {"cpu": 3}})
-    assert first_difference(unknown, timeline) == f"{name}.cpu: engine 3, reference 0"
+    unknown = replace(timeline, **{name: getattr(timeline, name) | {"else": 3}})
+    assert first_difference(unknown, timeline) == f"{name}.else: engine 3, reference 0"
 
 
-@pytest.mark.parametrize("name", ["makespan_ns", "busy_ns"])
-def test_times_of_the_whole_run_are_compared(name: str) -> None:
-    timeline = reference.run(random_scenario(1, ties=False))
+@pytest.mark.parametrize("name", TIMES)
+def test_times_of_the_whole_run_are_compared(timeline: Timeline, name: str) -> None:
     value = getattr(timeline, name)
     assert first_difference(replace(timeline, **{name: value + 1}), timeline) == (
         f"{name}: engine {value + 1}, reference {value}"
