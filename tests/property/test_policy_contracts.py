@@ -279,7 +279,6 @@ def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
         for _, needs, scores, tokens in forecasts:
             assert 0 < len(needs) == len(set(needs)) == len(scores) == len(tokens)
             assert set(needs) <= set(range(6))
-        assert isinstance(predictor.predict(gate), Iterator)
         assert [c.site for c, _ in zip(predictor.predict(gate), range(1), strict=False)] == sites[:1]
         assert predictor.observe(gate) is None
         named += len(forecasts)

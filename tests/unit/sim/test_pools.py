@@ -12,11 +12,10 @@ from sim.slots import RESIDENT, Slots
 from sim.types import CapacityError, Geometry, PoolPlan
 
 
-def geometry(
-    capacity_bytes: int, variant_bytes: tuple[int, ...] = (4, 1), sites: int = 2, experts: int = 2
-) -> Geometry:
+def geometry(capacity_bytes: int, variant_bytes: tuple[int, ...] = (4, 1), sites: int = 2, experts: int = 2,
+             site_bytes: tuple[tuple[int, ...], ...] | None = None) -> Geometry:  # fmt: skip
     names = ("fp16", "int4")[: len(variant_bytes)]
-    return Geometry(sites, experts, 1, names, (16.0, 4.0)[: len(names)], variant_bytes, capacity_bytes)
+    return Geometry(sites, experts, 1, names, (16.0, 4.0)[: len(names)], variant_bytes, capacity_bytes, site_bytes)
 
 
 def plan(capacity_bytes: int, *, scope: str = "global", shares: Sequence[float] = (), **rest: Any) -> PoolPlan:
@@ -111,34 +110,36 @@ def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: s
 # ---- slots: claims in bytes ------------------------------------------------------------------------------------------
 
 
-def slots(capacity_bytes: int, **rest: Any) -> Slots:
-    return Slots(geometry(capacity_bytes, **rest), LRU())
+def slots(capacity_bytes: int, at_once: int = 1, overflows: bool = False, **rest: Any) -> Slots:
+    return Slots(geometry(capacity_bytes, **rest), LRU(), at_once, overflows)
 
 
-def claim(held: Slots, key: int, need_bytes: int, *, demand: bool) -> list[int] | None:
-    victims = held.claim(key, need_bytes, demand)
+def claim(held: Slots, key: int, *, must: bool) -> list[int] | None:
+    victims = held.claim(key, must)
     return None if victims is None else list(victims)
 
 
 def test_slots_start_with_the_initial_keys_and_their_bytes_taken() -> None:
     held = slots(10)
     assert [key for key, state in enumerate(held.state) if state == RESIDENT] == [0, 1]
-    assert held.free_bytes == [2]
+    assert (held.free_bytes, held.peak_bytes) == ([2], 8)
     held.check()
 
 
 def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_lacking() -> None:
     """0 and 1 hold 8 of 10 B. A low one (1 B) is free; a high one (4 B) lacks 3 then: 0 goes, the oldest."""
     held = slots(10)
-    assert claim(held, 6, 1, demand=False) == []
+    assert claim(held, 6, must=False) == []
     assert held.free_bytes == [1]
-    assert claim(held, 3, 4, demand=False) == [0]
-    assert held.free_bytes == [1]
+    assert claim(held, 3, must=False) == [0]
+    assert (held.free_bytes, held.peak_bytes) == ([1], 9)
 
 
 def test_a_claim_of_several_victims_takes_no_more_than_it_needs() -> None:
-    held = slots(12, variant_bytes=(4, 1))  # keys 0, 1, 3
-    assert claim(held, 4, 8, demand=True) == [0, 1]
+    """Site 0's two experts of 2 B and one of site 1's, of 4 B, fill 8 B; 4 B more take both small ones."""
+    held = slots(8, variant_bytes=(4,), site_bytes=((2, 4),))  # keys 0, 1, 3
+    assert held.initial == (0, 1, 3)
+    assert claim(held, 4, must=True) == [0, 1]
     assert held.free_bytes == [0]
 
 
@@ -146,20 +147,43 @@ def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes
     held = slots(12)  # keys 0, 1, 3
     held.blocked[0] = 1  # masked
     held.blocked[1] = held.pinned[1] = 1
-    assert claim(held, 4, 4, demand=False) == [3]
-    held = slots(12)
+    assert claim(held, 4, must=False) == [3]
+    held = slots(8, variant_bytes=(4,), site_bytes=((2, 4),))  # keys 0, 1, 3
     held.blocked[0] = 1
-    held.blocked[1] = held.pinned[1] = 1
-    assert claim(held, 4, 8, demand=False) is None
+    held.blocked[3] = held.pinned[3] = 1
+    assert claim(held, 4, must=False) is None
     assert held.free_bytes == [0]
-    assert claim(held, 4, 8, demand=True) == [3, 0]
+    assert held.could_claim(4)
+    assert claim(held, 4, must=True) == [1, 0]
     held = slots(12)
     for key in (0, 1, 3):
         held.blocked[key] = held.pinned[key] = 1
-    assert claim(held, 4, 4, demand=True) is None
+    assert not held.could_claim(4)
+    assert claim(held, 4, must=True) is None
+
+
+def test_what_must_come_in_overflows_where_that_is_allowed_and_what_is_too_much_is_named() -> None:
+    """0, 1 and 3 fill 12 B; 4 comes on top. Then the oldest that is neither pinned nor masked goes first."""
+    held = slots(12, overflows=True)
+    assert claim(held, 4, must=True) == []
+    assert (held.free_bytes, held.peak_bytes) == ([-4], 16)
+    held.blocked[0] = 1
+    assert held.excess() == [1]
+    held.blocked[1] = held.pinned[1] = held.blocked[3] = held.pinned[3] = 1
+    assert held.excess() == [0]
+    assert claim(slots(12, overflows=True), 4, must=False) == [0], "a prefetch does not overflow"
+
+
+def test_a_claim_that_is_given_back_leaves_its_bytes_free() -> None:
+    held = slots(16)
+    assert claim(held, 6, must=False) == [0]
+    held.release(6)
+    assert held.free_bytes == [4]
 
 
 def test_a_pool_that_cannot_hold_one_tokens_needs_is_refused_with_the_way_out() -> None:
     with pytest.raises(CapacityError, match=r"pool 0 holds 3 B, but one token may need 1 experts of 4 B = 4 B there; "
                                             r"raise budget.resident_share"):  # fmt: skip
         slots(3)
+    with pytest.raises(CapacityError, match="one token may need 2 experts of 4 B = 8 B"):
+        slots(7, at_once=2)
