@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from differential import production, reference
+from differential import production_rows
+from differential.features import FEATURES, random_feature
 from differential.production import ScenarioDurations, ScenarioWorkload
-from differential.reference import Timeline
+from differential.rows import ServiceRow, Timeline, TransferRow
 from differential.scenario import Fixed, Scenario, random_scenario
+from differential.timeline import check
 from sim.bounds import fewest_loads, lower_bounds
 from sim.build import build
 from sim.controller import Controller
@@ -32,7 +34,7 @@ from sim.loader import Transfer
 from sim.policies.base import Gate
 from sim.record import Record
 from sim.run import Run
-from sim.slots import IN_FLIGHT, RESIDENT
+from sim.slots import IN_FLIGHT
 from sim.synthesis import synthesize
 from sim.trace import ModelShape, Trace
 from sim.types import Outcome
@@ -55,7 +57,7 @@ class CheckedController(Controller):
 
     def _checked(self, answer: Any) -> Any:
         self.check()
-        held = [self.scenario.unpack(key) for key, state in enumerate(self.state) if state >= IN_FLIGHT]
+        held = [self.scenario.unpack(key) for key, state in enumerate(self.state) if state <= IN_FLIGHT]
         for pool in self.scenario.pools:
             taken = sum(self.scenario.variant_bytes[key[0]] for key in held if pool.covers(key))
             assert taken <= pool.capacity_bytes
@@ -99,19 +101,13 @@ def run(scenario: Scenario) -> Done:
         seen.append((watched, simulate(watched, workload, durations)))  # type: ignore[arg-type]
         return seen[0][1]
 
-    timeline = production.run(scenario, checked)  # type: ignore[arg-type]
+    timeline = production_rows.run(scenario, checked)  # type: ignore[arg-type]
     return Done(scenario, timeline, *seen[0])
-
-
-def by_bytes(scenario: Scenario) -> Scenario:
-    """The link's time is a function of bytes: variants of equal bytes take equally long."""
-    times = dict(zip(scenario.variant_bytes, scenario.service_ns, strict=True))
-    return replace(scenario, service_ns=tuple(times[size] for size in scenario.variant_bytes))
 
 
 @cache
 def done(seed: int, ties: bool) -> Done:
-    return run(by_bytes(random_scenario(seed, ties)))
+    return run(random_scenario(seed, ties))
 
 
 def runs(ties: bool) -> Iterator[Done]:
@@ -127,6 +123,11 @@ def computing_ns(one: Done) -> int:
         if row.outcome != "skip"
     )
     return experts + sum(sum(step.dense_ns) + step.tail_ns for step in one.scenario.steps)
+
+
+def ended(one: Done, service: ServiceRow) -> int:
+    """The end of a service, or that of the run, which cut it."""
+    return one.timeline.makespan_ns if service.end_ns < 0 else service.end_ns
 
 
 # ---- random scenarios ------------------------------------------------------------------------------------------------
@@ -147,11 +148,12 @@ def test_every_byte_that_came_in_is_resident_evicted_or_still_on_its_way(ties: b
         keys.update(row.key for row in one.timeline.transfers)
         evicted = [key for row in one.timeline.transfers for key in row.victims]
         keys.subtract(evicted)
-        held = {key: state for key, state in enumerate(one.controller.state) if state >= IN_FLIGHT}
+        held = {key: state for key, state in enumerate(one.controller.state) if state <= IN_FLIGHT}
         assert +keys == Counter(held.keys())
         assert min(keys.values(), default=0) >= 0
-        on_the_way = {key for key, state in held.items() if state < RESIDENT}
-        cut = [row.key for row in one.timeline.transfers if row.end_ns == one.timeline.makespan_ns]
+        on_the_way = {key for key, state in held.items() if state == IN_FLIGHT}
+        arrived = {row.number for row in one.timeline.services if row.end_ns >= 0}
+        cut = [row.key for number, row in enumerate(one.timeline.transfers) if number not in arrived]
         assert len(on_the_way) <= one.scenario.loader.in_flight
         assert on_the_way <= set(cut)
         evicted_somewhere += len(evicted)
@@ -165,9 +167,11 @@ def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
     """queued <= start <= end for a transfer; lookup <= ready <= end of the site for a need; ready is an arrival."""
     for one in runs(ties):
         ends = {gate.tick: gate.end_ns for gate in one.timeline.gates}
-        arrivals = {(row.key, row.end_ns) for row in one.timeline.transfers}
-        for transfer in one.timeline.transfers:
-            assert transfer.queued_ns <= transfer.start_ns <= transfer.end_ns <= one.timeline.makespan_ns
+        transfers = one.timeline.transfers
+        arrivals = {(transfers[row.number].key, row.end_ns) for row in one.timeline.services}
+        for service in one.timeline.services:
+            ((_, queued_ns),) = transfers[service.number].hops
+            assert queued_ns <= service.start_ns <= ended(one, service) <= one.timeline.makespan_ns
         for row in one.timeline.lookups:
             assert row.lookup_ns <= row.ready_ns <= ends[row.tick]
             if row.outcome in WAITED:
@@ -181,10 +185,11 @@ def test_the_link_serves_one_transfer_at_a_time_and_rests_only_when_nothing_can_
     """A transfer that starts after a rest was queued at that very instant: nothing that could be issued was waiting."""
     rests = 0
     for one in runs(ties):
-        for before, after in pairwise(one.timeline.transfers):
-            assert before.end_ns <= after.start_ns
-            if before.end_ns < after.start_ns < one.timeline.makespan_ns:
-                assert after.queued_ns == after.start_ns
+        for before, after in pairwise(one.timeline.services):
+            assert before.number < after.number
+            assert 0 <= before.end_ns <= after.start_ns
+            if before.end_ns < after.start_ns:
+                assert one.timeline.transfers[after.number].hops == ((0, after.start_ns),)
                 rests += 1
     assert rests > 500
 
@@ -201,13 +206,25 @@ def test_the_parts_of_idle_time_sum_to_it_in_nanoseconds(ties: bool) -> None:
 @BOTH_TIES
 def test_the_engine_keeps_every_invariant_that_the_reference_checks_of_itself(ties: bool) -> None:
     for one in runs(ties):
-        reference.check(one.scenario, one.timeline)
+        check(one.scenario, one.timeline)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_with_any_feature_idle_time_is_told_to_the_nanosecond_and_no_rule_of_the_timeline_is_broken(
+    feature: str,
+) -> None:
+    for seed in range(6):
+        scenario = random_feature(feature, seed, ties=bool(seed % 2))
+        timeline = production_rows.run(scenario)
+        assert sum(timeline.stall.values()) == timeline.makespan_ns - timeline.busy_ns
+        assert min(timeline.stall.values()) >= 0
+        check(scenario, timeline)
 
 
 @BOTH_TIES
 def test_a_run_takes_at_least_its_computing_and_its_moving_and_at_most_both(ties: bool) -> None:
     for one in runs(ties):
-        moving = sum(row.end_ns - row.start_ns for row in one.timeline.transfers)
+        moving = sum(ended(one, row) - row.start_ns for row in one.timeline.services)
         computing = computing_ns(one)
         assert max(moving, computing) <= one.timeline.makespan_ns <= moving + computing
 
@@ -233,13 +250,13 @@ def test_a_machine_that_is_five_times_slower_does_the_same_in_five_times_the_tim
         return tuple(5 * value for value in values)
 
     for seed in SEEDS:
-        scenario = by_bytes(random_scenario(seed, ties=bool(seed % 2)))
+        scenario = random_scenario(seed, ties=bool(seed % 2))
         slow = replace(
             scenario, service_ns=times(scenario.service_ns), base_ns=times(scenario.base_ns),
             per_token_ns=times(scenario.per_token_ns),
             steps=tuple(replace(s, dense_ns=times(s.dense_ns), tail_ns=5 * s.tail_ns) for s in scenario.steps),
         )  # fmt: skip
-        before, after = production.run(scenario), production.run(slow)
+        before, after = production_rows.run(scenario), production_rows.run(slow)
         assert scaled(before, 5) == after
 
 
@@ -247,13 +264,19 @@ def scaled(timeline: Timeline, factor: int) -> Timeline:
     """Every time and duration of a timeline times ``factor``."""
 
     def rows(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        # A service that did not end has -1, whatever the machine.
         return tuple(
-            replace(row, **{name: factor * at for name, at in vars(row).items() if name.endswith("_ns")})
+            replace(row, **{name: factor * at if at >= 0 else at for name, at in vars(row).items()
+                            if name.endswith("_ns")})
             for row in values
-        )
+        )  # fmt: skip
+
+    def hops(row: TransferRow) -> TransferRow:
+        return replace(row, hops=tuple((link, factor * queued_ns) for link, queued_ns in row.hops))
 
     return replace(
-        timeline, gates=rows(timeline.gates), lookups=rows(timeline.lookups), transfers=rows(timeline.transfers),
+        timeline, gates=rows(timeline.gates), lookups=rows(timeline.lookups), services=rows(timeline.services),
+        steps=rows(timeline.steps), idle=rows(timeline.idle), transfers=tuple(map(hops, timeline.transfers)),
         makespan_ns=factor * timeline.makespan_ns, busy_ns=factor * timeline.busy_ns,
         stall={part: factor * ns for part, ns in timeline.stall.items()},
         sequence_ends=tuple((sequence, factor * ns) for sequence, ns in timeline.sequence_ends),
@@ -271,10 +294,10 @@ def test_over_a_link_that_costs_nothing_a_run_is_free_of_io(ties: bool) -> None:
 
 def test_with_room_for_everything_each_variant_is_loaded_once_and_nothing_is_evicted() -> None:
     for seed in SEEDS:
-        scenario = by_bytes(random_scenario(seed, ties=bool(seed % 2)))
+        scenario = random_scenario(seed, ties=bool(seed % 2))
         pools = tuple(replace(pool, capacity_bytes=10**6, initial=()) for pool in scenario.pools)
         loader = replace(scenario.loader, lookahead=0, low_for_high=False)
-        timeline = production.run(replace(scenario, pools=pools, selector=Fixed(0), loader=loader))
+        timeline = production_rows.run(replace(scenario, pools=pools, selector=Fixed(0), loader=loader))
         asked = {(site, need.expert) for step in scenario.steps for site, ns in enumerate(step.needs) for need in ns}
         assert sorted(scenario.unpack(row.key)[1:] for row in timeline.transfers) == sorted(asked)
         assert not any(row.victims for row in timeline.transfers)
@@ -284,7 +307,7 @@ def test_with_room_for_everything_each_variant_is_loaded_once_and_nothing_is_evi
 def test_a_forecast_that_is_always_wrong_never_settles_a_prefetch_as_used() -> None:
     """The forecast names experts that no gate needs."""
     for seed in SEEDS:
-        scenario = by_bytes(random_scenario(seed, ties=bool(seed % 2)))
+        scenario = random_scenario(seed, ties=bool(seed % 2))
         unknown = scenario.experts  # one more expert, asked for by nobody
         steps = tuple(
             replace(step, forecasts=tuple(
@@ -294,7 +317,7 @@ def test_a_forecast_that_is_always_wrong_never_settles_a_prefetch_as_used() -> N
             for step in scenario.steps
         )  # fmt: skip
         pools = tuple(replace(pool, initial=()) for pool in scenario.pools)
-        timeline = production.run(replace(scenario, experts=unknown + 1, steps=steps, pools=pools))
+        timeline = production_rows.run(replace(scenario, experts=unknown + 1, steps=steps, pools=pools))
         assert timeline.prefetch["used"] == timeline.prefetch["late"] == timeline.prefetch["promoted"] == 0
 
 
@@ -334,15 +357,21 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
     assert tight > 0
 
 
-def loads_by_brute_force(gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool) -> int:
-    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is whole and fits."""
+def loads_by_brute_force(
+    gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool, over: bool
+) -> int:
+    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is whole and fits.
+
+    ``over``: as many as the gate needs may stay, whatever the slots.
+    """
     fewest = dict.fromkeys(subsets(initial, slots), 0)
     for needs in gates:
+        capacity = max(slots, len(needs)) if over else slots
         after: dict[frozenset[int], int] = {}
         for resident, loads in fewest.items():
             total = loads + len(needs - resident)
-            for kept in subsets(resident | needs, slots):
-                if whole and len(needs) <= slots and not needs <= kept:
+            for kept in subsets(resident | needs, capacity):
+                if whole and len(needs) <= capacity and not needs <= kept:
                     continue
                 after[kept] = min(total, after.get(kept, total))
         fewest = after
@@ -357,15 +386,17 @@ def subsets(items: frozenset[int], most: int) -> Iterator[frozenset[int]]:
 GATES = st.lists(st.frozensets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=7)
 
 
-@settings(max_examples=300, deadline=None)
-@given(gates=GATES, slots=st.integers(0, 4), initial=st.frozensets(st.integers(0, 4), max_size=3), whole=st.booleans())
+@settings(max_examples=400, deadline=None)
+@given(gates=GATES, slots=st.integers(0, 4), initial=st.frozensets(st.integers(0, 4), max_size=3), whole=st.booleans(),
+       over=st.booleans())  # fmt: skip
 def test_the_fewest_loads_are_those_of_brute_force(
-    gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool
+    gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool, over: bool
 ) -> None:
     ticks = np.array([tick for tick, needs in enumerate(gates) for _ in needs])
     items = np.array([item for needs in gates for item in needs])
-    found = fewest_loads(ticks, items, slots, initial, np.full(len(ticks), whole))
-    assert found == loads_by_brute_force(gates, slots, initial, whole)
+    count = np.array([len(needs) for needs in gates for _ in needs]) if over else None
+    found = fewest_loads(ticks, items, slots, initial, np.full(len(ticks), whole), count)
+    assert found == loads_by_brute_force(gates, slots, initial, whole, over)
 
 
 # ---- runs that are built ---------------------------------------------------------------------------------------------
@@ -397,7 +428,7 @@ def built(
 
 def test_no_built_run_beats_its_lower_bound(built: tuple[Run, Result]) -> None:
     one, result = built
-    bounds = lower_bounds(one.workload, one.durations, one.controller.selector, one.controller.slots)
+    bounds = lower_bounds(one.workload, one.durations, one.controller)
     assert 0 < bounds.lower_ns <= result.frames.record.makespan_ns
     assert bounds.lower_ns == max(bounds.compute_ns, bounds.link_ns)
     assert result.summary["gap"] == result.frames.record.makespan_ns / bounds.lower_ns - 1 >= 0
@@ -430,7 +461,7 @@ def test_what_the_end_of_a_run_cuts_has_moved_its_share_of_bytes_rounded_down(
     makespan = result.frames.record.makespan_ns
     (cut,) = result.frames.transfers.filter(pl.col("end_ns") == makespan).iter_rows(named=True)
     size = one.controller.geometry.variant_bytes[0]
-    service_ns = one.durations.transfer_ns(size)
+    service_ns = one.durations.hop_ns(0, size)
     assert 0 < makespan - cut["start_ns"] < service_ns
     assert cut["moved_bytes"] == size * (makespan - cut["start_ns"]) // service_ns
 
