@@ -91,7 +91,7 @@ class Links:
         for link, line in enumerate(self._lines):
             if link == without:
                 continue
-            while controller.pending[link] and line.num_issued < line.engines * self._in_flight:
+            while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
                 self._record.call_ns.append(self._record.call_ns[-1])
                 transfer = controller.poll(link)
                 if transfer is None:
@@ -150,6 +150,6 @@ class Links:
             waiting = [transfer.number for transfer in line.waiting]
             names.append(
                 f"link {link} serves {served or 'nothing'}, {waiting or 'nothing'} issued behind, "
-                f"{self._controller.pending[link]} pending"
+                f"{sum(map(len, self._controller.queues[link]))} queued"
             )
         return "; ".join(names)

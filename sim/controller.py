@@ -95,7 +95,7 @@ class Controller(Transfers):
         self._plain = one_variant and self._loads_all and not self._stages
         self._one_at_a_time, self._trims = one_at_a_time, overflows
         # What happens at a gate besides lookups and forecasts.
-        self._has_extras = self.ram is not None or loader.dense_slots > 0 or self.predicts_later
+        self._has_extras = self.ram is not None or loader.dense_slots > 0 or self.predicts_later or self._learns
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
         budget = loader.prefetch_budget
         self._budget = budget if isinstance(budget, int) else -1  # never used up
@@ -164,10 +164,8 @@ class Controller(Transfers):
             outcomes, waits = self._gate_in_full(gate)
         if self._has_extras:
             self._do_extras(gate, site)
-        if not self.predicts_later:
+        else:
             self._forecast(self.predictor.predict(gate), gate)
-        if self._learns:
-            self.predictor.observe(gate)
         return outcomes, waits
 
     def need_done(self, key: int) -> Answer:
@@ -404,6 +402,10 @@ class Controller(Transfers):
             self._stream_dense(site)
         if self.predicts_later:
             self._keep_forecasts(gate)
+        else:
+            self._forecast(self.predictor.predict(gate), gate)
+        if self._learns:
+            self.predictor.observe(gate)
 
     # ---- prefetching
 
@@ -414,10 +416,9 @@ class Controller(Transfers):
         of_site = self._prefetches_of[site]
         if self.loader.cancel_stale:
             self._cancel(of_site, serving)
-        # Most have been issued by now; only on a long or chunked way may those wait again.
-        self._prefetches_of[site] = [
-            t for t in of_site if not t.cancelled and (t.waits or not (self._is_simple or t.over))
-        ]
+        # What serves this gate is no longer stale; only on a long or chunked way may what has started wait again.
+        kept = () if self._is_simple else [t for t in of_site if not t.cancelled and (t.waits or not t.over)]
+        self._prefetches_of[site] = [*kept]
         # What is cancelled is mostly the oldest: a queue that is never reached must not keep it all.
         for queue in self._prefetches:
             while queue and queue[0].cancelled:
@@ -446,7 +447,7 @@ class Controller(Transfers):
             masks[site] = keys = choice.keys if self._plain else self._forecast_keys(choice)
             self._is_stale = True
             states = [*map(state_of, keys)]
-            missing = max(states, default=RESIDENT) > UNUSED
+            missing = any(states) and max(states) > UNUSED
             if missing and ABSENT in states:
                 for key, found in zip(keys, states, strict=True):
                     if found == ABSENT and left and self._queue_prefetch(key, site, choice):

@@ -72,6 +72,7 @@ class Engine:
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
         self.record = Record()
         self.services: list[int] = []
+        self.other_calls: list[int] = []  # times of all calls but gates
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
@@ -92,13 +93,15 @@ class Engine:
         )  # fmt: skip
         self._links = [make_link(self, index) for index in range(controller.route.links)]
         self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
+        self._queues = controller.queues[0]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
+        self._end_ns = self.record.end_ns
         self._prepare_stream()
 
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._schedule = self.workload.start()
-        self._gate_ring = [self._on_gate]
+        self._gate_ring = [self._on_gate]  # the gate alarm's
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
@@ -117,7 +120,8 @@ class Engine:
         self._awaited_block = -1
         self._free_ns = 0  # when the compute stream is through with what it was given
         self._row = 0  # lookups so far
-        self._first_rows: list[int] = []  # by gate
+        self._first_row = 0  # of the current gate
+        self._gates: list[int] = []  # flat (time, first row): one append a gate
         self._later_lookups: list[tuple[int, int, int]] = []  # waves: rows from .. to were looked up at
         self._arrivals: list[tuple[int, int]] = []  # row, when its expert arrived
         self._step: Step | None = None
@@ -180,23 +184,20 @@ class Engine:
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
             self.controller.begin_sequence(sequence)
-            self.record.call_ns.append(now)
+            self.other_calls.append(now)
             self._poll(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
         dense_ns = self.durations.dense_ns(step)
-        self._lead_ns = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
-        self._sites, self._at = step.sites, 0
+        self._lead_ns: Sequence[int] = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
+        self._sites, self._num_sites, self._at = step.sites, len(step.sites), 0
         self._begin_site(now)
 
     def _begin_site(self, now: int) -> None:
         site = self._site = self._sites[self._at]
         if self._streams_dense and not self._block_is_there():
             return
-        # Alarm.set in line: this runs at every gate.
-        alarm = self._gate_alarm
-        alarm.callbacks = self._gate_ring
-        self.env.schedule(alarm, GATE, self._free_ns + self._lead_ns[site] - now)
+        self._gate_alarm.set(self._free_ns + self._lead_ns[site] - now, GATE)
 
     def _block_is_there(self) -> bool:
         geometry = self.controller.geometry
@@ -206,14 +207,27 @@ class Engine:
         self._awaited_block = key
         return False
 
+    def _pass_on(self, free_ns: int, now: int) -> None:
+        """``_end_site`` of the common gate, and what follows, in one piece: this runs at every gate."""
+        at = self._at + 1
+        if at == self._num_sites:
+            self._end_site(now)
+            return
+        self._at = at
+        self._end_ns.append(free_ns)
+        site = self._site = self._sites[at]
+        alarm = self._gate_alarm
+        alarm.callbacks = self._gate_ring
+        self.env.schedule(alarm, GATE, free_ns + self._lead_ns[site] - now)
+
     def _end_site(self, now: int) -> None:
         """Every need of the site is computed or its end is known."""
         if self._post_ns:
             self._idle(self._free_ns + self._post_ns, HOST_TIME)
         free = self._free_ns
-        self.record.end_ns.append(free)
+        self._end_ns.append(free)
         self._at += 1
-        if self._at < len(self._sites):
+        if self._at < self._num_sites:
             self._begin_site(now)
             return
         step = self._step
@@ -236,7 +250,7 @@ class Engine:
         assert step is not None
         for sequence in step.ends:
             self.controller.end_sequence(sequence)
-            self.record.call_ns.append(now)
+            self.other_calls.append(now)
             self._poll(now)
         if step.ends:
             self._go_on(now)
@@ -249,8 +263,15 @@ class Engine:
         (record.service_number, record.service_link, record.service_engine, record.service_urgent,
          record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
         record.makespan_ns = now
-        counts = np.diff([*self._first_rows, self._row])
-        lookup_ns = np.repeat(np.array(record.gate_ns, np.int64), counts)
+        record.gate_ns = self._gates[::2]
+        gate_ns = np.array(record.gate_ns, np.int64)
+        is_gate = np.zeros(self.controller.calls, np.bool_)
+        is_gate[np.array(self.controller.gate_calls, np.int64) - 1] = True
+        call_ns = np.empty(len(is_gate), np.int64)
+        call_ns[is_gate], call_ns[~is_gate] = gate_ns, self.other_calls
+        record.call_ns = call_ns.tolist()
+        counts = np.diff([*self._gates[1::2], self._row])
+        lookup_ns = np.repeat(gate_ns, counts)
         for first, last, looked_up_ns in self._later_lookups:
             lookup_ns[first:last] = looked_up_ns
         ready_ns = lookup_ns.copy()
@@ -263,26 +284,25 @@ class Engine:
 
     def _on_gate(self, event: simpy.Event) -> None:
         now = self.env.now
-        record, controller, gate = self.record, self.controller, self._gate
+        controller, gate = self.controller, self._gate
         gate.visit(self._site)
-        record.gate_ns.append(now)
-        record.call_ns.append(now)
         first = self._row
-        self._first_rows.append(first)
+        self._first_row = first
+        self._gates += (now, first)
         outcomes, waits = controller.gate(gate)
         self._row = first + len(outcomes)
         if self._is_simple_step and (waits is None or self._is_as_ready) and not controller.waiting:
             # The common gate: one row, one precision, nothing but loads: what is there is computed at once.
-            if waits is None:
-                self._free_ns = now + len(outcomes) * self._one_token_ns[self._site]
-            else:
-                self._free_ns = now + (len(outcomes) - len(waits)) * self._one_token_ns[self._site]
+            free = now + len(outcomes) * self._one_token_ns[self._site]
+            if waits is not None:
+                free -= len(waits) * self._one_token_ns[self._site]
                 for key in waits:
                     self._awaited[key] = first + controller.admitted.index(key)
-            if controller.pending[0] or self._only_link is None:
+            self._free_ns = free
+            if any(self._queues) or self._only_link is None:
                 self._poll(now)
             if waits is None:
-                self._end_site(now)
+                self._pass_on(free, now)
             return
         self._enter_gate(now)
         self._take(outcomes, waits, first, now)
@@ -304,7 +324,7 @@ class Engine:
 
     def _on_prediction(self, tick: int) -> None:
         now = self.env.now
-        self.record.call_ns.append(now)
+        self.other_calls.append(now)
         self.controller.prediction_ready(tick)
         self._poll(now)
 
@@ -367,7 +387,7 @@ class Engine:
 
     def _tokens(self, row: int) -> int:
         """How many rows of the current gate chose the need of this lookup."""
-        return self._gate.tokens[row - self._first_rows[-1]]
+        return self._gate.tokens[row - self._first_row]
 
     def _set_release(self) -> None:
         if not self._release_is_set:
@@ -387,7 +407,7 @@ class Engine:
     def _release(self, key: int, now: int) -> None:
         """A need of a union served in waves has been computed: let the next ones in."""
         controller = self.controller
-        self.record.call_ns.append(now)
+        self.other_calls.append(now)
         outcomes, waits = controller.need_done(key)
         if not controller.waiting:
             self._releases.clear()
@@ -421,7 +441,7 @@ class Engine:
         if self._cpu:
             self._set_cpu(now)
         self._arrivals.append((row, now))
-        self.record.call_ns.append(now)
+        self.other_calls.append(now)
         controller.cpu_done(key)
         if controller.waiting:
             self._wake(now, CPU_RESULT)

@@ -50,6 +50,8 @@ class Machine(Protocol):
     """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a service."""
     awaited: dict[int, int]
     """Keys that needs wait for."""
+    other_calls: list[int]
+    """Times of the controller's calls, gates left out."""
 
     def settle(self, link: int, now: int) -> None:
         """A call about a transfer of ``link`` was made: poll the other links."""
@@ -64,10 +66,11 @@ class Link:
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
         self.controller, self.record, self._env = machine.controller, machine.record, machine.env
-        self._services, self._awaited = machine.services, machine.awaited
+        self._services, self._awaited, self._calls = machine.services, machine.awaited, machine.other_calls
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
+        self._queues = self.controller.queues[index]
         self.issued: deque[Transfer] = deque()
         self._alarm = Alarm(self._env, self._on_end)
         self._hop_ns: dict[int, int] = {}
@@ -80,8 +83,9 @@ class Link:
     def fill(self, now: int) -> None:
         """Poll while there is room and something waits."""
         issued, controller = self.issued, self.controller
-        while controller.pending[self.index] and len(issued) < self.room:
-            self.record.call_ns.append(now)
+        demands, prefetches = self._queues
+        while (demands or prefetches) and len(issued) < self.room:
+            self._calls.append(now)
             transfer = controller.poll(self.index)
             if transfer is None:
                 return
@@ -137,7 +141,7 @@ class Link:
 
     def _on_head(self, transfer: Transfer) -> None:
         now = self._env.now
-        self.record.call_ns.append(now)
+        self._calls.append(now)
         self.controller.head_done(self.index, transfer)
         self.machine.settle(-1, now)
 
@@ -146,7 +150,7 @@ class Link:
         record, issued = self.record, self.issued
         transfer = issued.popleft()
         record.service_end_ns[self._service] = now
-        record.call_ns.append(now)
+        self._calls.append(now)
         key, following = self.controller.transfer_done(self.index, transfer)
         if following is not None:
             issued.append(following)
@@ -209,7 +213,7 @@ class ChunkedLink(Link):
         record.service_end_ns[self._service] = now
         self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
-        record.call_ns.append(now)
+        self._calls.append(now)
         issued.popleft()
         following = self.controller.chunk_done(self.index, transfer, moved)
         if following is not None:
@@ -247,8 +251,8 @@ class SharedLink(Link):
 
     def fill(self, now: int) -> None:
         controller = self.controller
-        while controller.pending[self.index] and len(self.issued) + len(self._working) < self.room:
-            self.record.call_ns.append(now)
+        while any(self._queues) and len(self.issued) + len(self._working) < self.room:
+            self._calls.append(now)
             transfer = controller.poll(self.index)
             if transfer is None:
                 break
@@ -306,7 +310,7 @@ class SharedLink(Link):
         transfer = ended.transfer
         self._working.remove(ended)
         self.record.service_end_ns[ended.service] = now
-        self.record.call_ns.append(now)
+        self._calls.append(now)
         key, following = self.controller.transfer_done(self.index, transfer)
         if following is not None:
             self.issued.append(following)

@@ -81,11 +81,10 @@ class Transfers:
         self._demands: list[deque[Transfer]] = [deque() for _ in range(links)]
         # With demand_first off there is one queue a link, so both names mean the same deques.
         self._prefetches = [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
-        self.pending = [0] * links
-        """Transfers that wait on each link to be issued."""
+        self.queues = list(zip(self._demands, self._prefetches, strict=True))
+        """By link, what waits to be issued: demands and prefetches; what is cancelled may still stand there."""
         # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
-        self._only_queues = self._demands[0], self._prefetches[0]
         self._chunked = loader.chunk_bytes is not None
         self._writes_back = loader.write_back
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
@@ -229,7 +228,6 @@ class Transfers:
         transfer.left_bytes -= moved_bytes
         transfer.waits = True
         self._prefetches[link].appendleft(transfer)
-        self.pending[link] += 1
         return self._issue(link)
 
     # ---- queueing
@@ -248,7 +246,6 @@ class Transfers:
         self._transfer_of[key] = transfer
         self.state[key] = QUEUED
         (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
-        self.pending[transfer.link] += 1
         return transfer
 
     def _begin_link(self, key: int) -> int:
@@ -266,7 +263,6 @@ class Transfers:
         transfer.left_bytes = self.hop_bytes(transfer, link)
         goes_first = not transfer.prefetch or transfer.urgent
         (self._demands if goes_first else self._prefetches)[link].append(transfer)
-        self.pending[link] += 1
 
     def _stream_dense(self, site: int) -> None:
         """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""
@@ -278,7 +274,6 @@ class Transfers:
         transfer.dense = transfer.claimed = True
         self.state[key] = QUEUED
         self._demands[0].append(transfer)
-        self.pending[0] += 1
 
     def _await(self, transfer: Transfer) -> Transfer:
         """A need waits for a transfer that has been queued before; if it is a prefetch it was late."""
@@ -324,7 +319,6 @@ class Transfers:
         """Drop or cancel a waiting prefetch and what it has claimed."""
         key = transfer.key
         transfer.cancelled = True
-        self.pending[transfer.link] -= 1
         self.state[key] = ABSENT
         if transfer.number < 0:
             self._never_issued[CANCELLED if event == CANCEL else DROPPED_NO_SLOT] += 1
@@ -352,7 +346,7 @@ class Transfers:
         """Take the next transfer whose slot can be claimed, and claim it."""
         if self._is_simple:
             return self._issue_simply()
-        demands, prefetches = self._demands[link], self._prefetches[link]
+        demands, prefetches = self.queues[link]
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
@@ -365,7 +359,6 @@ class Transfers:
                 queue.popleft()
                 if transfer.feeds:
                     transfer.waits, transfer.bounced = False, True
-                    self.pending[link] -= 1
                 else:
                     self._give_up(transfer, DROP_NO_SLOT)
                 continue
@@ -375,7 +368,7 @@ class Transfers:
 
     def _issue_simply(self) -> Transfer | None:
         """The same where one link leads to the pools and nothing has been claimed before: in one piece, for speed."""
-        demands, prefetches = self._only_queues
+        demands, prefetches = self.queues[0]
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
@@ -392,7 +385,6 @@ class Transfers:
             if victims is None:
                 self._give_up(transfer, DROP_NO_SLOT)
                 continue
-            self.pending[0] -= 1
             transfer.waits, transfer.claimed = False, True
             self.state[key] = IN_FLIGHT
             transfer.number = len(self.issued)
@@ -410,7 +402,7 @@ class Transfers:
 
     def _issue_claimed(self, link: int) -> Transfer | None:
         """The first that waits and needs no claim any more, where the one at the head finds no slot."""
-        for queue in (self._demands[link], self._prefetches[link]):
+        for queue in self.queues[link]:
             for transfer in queue:
                 if not transfer.cancelled and self._has_claim(transfer, link):
                     queue.remove(transfer)
@@ -418,7 +410,6 @@ class Transfers:
         return None
 
     def _start(self, transfer: Transfer, link: int) -> Transfer:
-        self.pending[link] -= 1
         transfer.waits = False
         if transfer.number < 0:
             key, victims = transfer.key, transfer.victims
@@ -553,7 +544,6 @@ class Transfers:
         self._transfer_of[rest.key] = rest
         self.state[rest.key] = QUEUED
         self._demands[rest.link].append(rest)
-        self.pending[rest.link] += 1
 
     def _arrive_in_staging(self, transfer: Transfer) -> None:
         key = transfer.key

@@ -42,22 +42,22 @@ class LRU(Pooled):
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._units = geometry.units
         self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+        self._only_order = self._orders[0] if len(self._orders) == 1 and not self._by_rows else None
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return filterfalse(blocked.__getitem__, self._orders[pool])
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
-        if self._by_rows:
-            keys = self._by_last_row(keys, gate)
-        orders = self._orders
-        if len(orders) == 1:
+        order = self._only_order
+        if order is not None:
             # Out, and in again at the recent end, without a loop in Python: this runs at every gate.
-            order = orders[0]
             deque(map(order.pop, keys, repeat(None)), 0)
             order.update(dict.fromkeys(keys))
             return
+        if self._by_rows:
+            keys = self._by_last_row(keys, gate)
         for key in keys:
-            order = orders[self._pool_of[key]]
+            order = self._orders[self._pool_of[key]]
             order.pop(key, None)
             order[key] = None
 
