@@ -152,13 +152,13 @@ class Draw:
         links = []
         for link in range(count):
             head = heads[link] and "cut_through" in names
-            least = 1 if "chunks" in names else 0
+            least = 1 if names & {"chunks", "cut_through"} else 0
             links.append(
                 Link(
                     overhead_ns=self.below(3, 400),
                     ns_per_byte=max(least, slowness * self.below(3, 300)),
                     engines=self.between(2, 3) if "engines" in names and not head and self.coin(0.8) else 1,
-                    head_bytes=self.between(1, max(scenario.variant_bytes)) if head else 0,
+                    head_bytes=self.between(1, max(2, max(scenario.variant_bytes) // 2)) if head else 0,
                 )
             )
         if "engines" in names and count == 1:

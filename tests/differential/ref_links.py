@@ -71,7 +71,7 @@ class Wire:
     def fill_engines(self) -> None:
         while None in self.engines and self.next_issued:
             transfer, engine = self.next_issued, self.engines.index(None)
-            moved = self.whole_bytes(transfer) if transfer.left is None else transfer.left
+            moved = transfer.left.pop(self.link, self.whole_bytes(transfer))
             service = Service(transfer, engine, transfer.urgent, self.clock.now, moved)
             self.engines[engine] = service
             self.log.append((self.link, service))
@@ -82,7 +82,6 @@ class Wire:
     def leave(self, service: Service) -> None:
         """The engine is free for the next one that waits for it."""
         service.end_ns = self.clock.now
-        service.transfer.left = None
         self.engines[service.engine] = None
         self.issued.remove(service.transfer)
         self.fill_engines()
@@ -167,9 +166,8 @@ class Wire:
                 return
             wanted = service.wants_cut_since is not None and service.wants_cut_since < self.clock.now
             if wanted and self.ends.would_cut(self.link):
-                left, service.bytes = service.bytes - moved, moved
+                transfer.left[self.link], service.bytes = service.bytes - moved, moved
                 self.leave(service)
-                transfer.left = left
                 self.ends.chunk_ends(self.link, transfer)
                 return
 

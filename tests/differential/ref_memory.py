@@ -37,8 +37,8 @@ class Transfer:
     handed_on: set[int] = field(default_factory=set)
     aside: int | None = None
     """The link whose hop handed it on early, but where it went there was no slot."""
-    left: int | None = None
-    """The bytes that a cut has left of the hop on `waits_on`."""
+    left: dict[int, int] = field(default_factory=dict)
+    """By link, the bytes that a cut has left of the hop."""
     slot: Place | None = None
     ram: Literal["no", "claimed", "resident"] = "no"
     hops: list[tuple[int, int]] = field(default_factory=list)

@@ -41,12 +41,12 @@ READINGS = (
     "all links are polled again where a prefetch was given up on the way; else what it gives back may never be taken.",
     "Section 3: of several sequences that begin or end at one instant the lower number comes first.",
     "Section 4, step 1: a pool holds what is resident and what is claimed in it.",
-    "Section 4, step 6: after_batch waives the capacity, not the staging slots; needs on the CPU and needs that are left "
-    "out count in both as long as they are pinned; `no pool holds` means not resident.",
+    "Section 4, step 6: after_batch waives the capacity, not the staging slots; needs on the CPU and needs that are "
+    "left out count in both as long as they are pinned; `no pool holds` means not resident.",
     "Section 4, step 9: RAM's policy is told of the misses (and the rests of staged partial moves), not of promotions.",
     "Section 4, step 12: all serving keys of a forecast are masked before the first is queued.",
-    "Section 5, staging: an urgent or waited-for prefetch that goes to staging claims there like a demand; what arrives "
-    "in staging is not told to the policy as an insert; what it displaces is no victim of the transfer.",
+    "Section 5, staging: an urgent or waited-for prefetch that goes to staging claims there like a demand; what "
+    "arrives in staging is not told to the policy as an insert; what it displaces is no victim of the transfer.",
     "Section 5, RAM: masks do not hold there, pins do; promotion does not look up again.",
     "Section 5, engines: a service draws its share until the whole ns at which it ends.",
     "Section 5, write-back: each victim costs its whole `hop`, overhead included; with engines the latency, in which "
@@ -57,8 +57,8 @@ READINGS = (
     "Section 5, recency of rows: within what one call admits.",
     "Section 5, weighted score: a gate's token count is the largest of its sequences'.",
     "Section 7: who stands for 0 ns does not stand idle. Host time ends after all that arrives at its last instant. "
-    "in_order leaves out what the CPU computes. An arrival of a request wakes the stream, too, and the step is composed "
-    "from what has arrived when it is awake.",
+    "in_order leaves out what the CPU computes. An arrival of a request wakes the stream, too, and the step is "
+    "composed from what has arrived when it is awake.",
     "Section 8: an interval ends with the event that let the stream go on: of several needs that come at one instant "
     "with as_ready, the first. A service that was urgent when it began counts as a demand's for those behind it, too.",
 )

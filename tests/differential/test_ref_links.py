@@ -243,6 +243,23 @@ def test_a_demand_that_finds_no_slot_does_not_make_a_prefetch_give_way() -> None
     assert timeline.prefetch["evicted_unused"] == 1
 
 
+def test_a_cut_on_the_inner_link_is_not_forgotten_when_the_outer_hop_ends() -> None:
+    """Four bytes, dense blocks of one. Link 1 takes 20 a byte, 1..81, and hands on after max(20, 80 + 12 - 42): at 51.
+
+    Link 0 takes 2 + 10 a byte; the prefetch's chunks end at 63, 73 and so on. The gates at 55 and 57 queue a dense block
+    each: it is cut at 63, they are served 63..75 and 75..87, and in between, at 81, its hop on link 1 ends. Three bytes
+    are left: 87..119.
+    """
+    step = token(gate(0), gate(0), gate(0), ahead={0: ((), foresee(5))}, dense_ns=(1, 53, 1), tail_ns=100)
+    links = (Link(2, 10), Link(0, 20, head_bytes=1))
+    initial = tuple((0, site, 0) for site in range(3))
+    loader = Loader(lookahead=2, chunk_bytes=1, dense_slots=2, cancel_stale=False)
+    scenario = machine(step, links=links, variant_bytes=(4,), initial=initial, loader=loader)
+    timeline = run(replace(scenario, dense_bytes=(1, 1, 1)))
+    inner = [row for row in timeline.services if row.number == 1 and row.link == 0]
+    assert [(row.start_ns, row.end_ns, row.bytes) for row in inner] == [(51, 63, 1), (87, 119, 3)]
+
+
 def test_a_cut_prefetch_that_waits_is_dropped_when_a_newer_forecast_replaces_it() -> None:
     """Predictions take 17. That of site 0, at 18, has (2, 5) served from then on, chunks ending at 30, 40, 50.
 
