@@ -101,7 +101,7 @@ class Engine:
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._schedule = self.workload.start()
-        self._gate_ring = [self._on_gate]  # the gate alarm's
+        self._gate_ring: list[Callable[[simpy.Event], None]] = [self._on_gate]
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
@@ -189,7 +189,7 @@ class Engine:
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
         dense_ns = self.durations.dense_ns(step)
-        self._lead_ns: Sequence[int] = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
+        self._lead_ns = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
         self._sites, self._num_sites, self._at = step.sites, len(step.sites), 0
         self._begin_site(now)
 
