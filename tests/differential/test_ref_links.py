@@ -246,8 +246,8 @@ def test_a_demand_that_finds_no_slot_does_not_make_a_prefetch_give_way() -> None
 def test_a_cut_on_the_inner_link_is_not_forgotten_when_the_outer_hop_ends() -> None:
     """Four bytes, dense blocks of one. Link 1 takes 20 a byte, 1..81, and hands on after max(20, 80 + 12 - 42): at 51.
 
-    Link 0 takes 2 + 10 a byte; the prefetch's chunks end at 63, 73 and so on. The gates at 55 and 57 queue a dense block
-    each: it is cut at 63, they are served 63..75 and 75..87, and in between, at 81, its hop on link 1 ends. Three bytes
+    Link 0 takes 2 + 10 a byte; the prefetch's chunks end at 63, 73 and so on. The gates at 55 and 57 queue a dense
+    block each: it is cut at 63, they have the link 63..75 and 75..87; at 81 its hop on link 1 ends. Three bytes
     are left: 87..119.
     """
     step = token(gate(0), gate(0), gate(0), ahead={0: ((), foresee(5))}, dense_ns=(1, 53, 1), tail_ns=100)
