@@ -1,4 +1,4 @@
-"""A phone's own expert cache against plain Python: every residency flag, every hit rate it reported.
+"""A phone's own expert cache, by plain Python and by the simulator: every residency flag, every hit rate it reported.
 
 The trace is third-party data that is not part of the project; where it is absent, these tests are skipped.
 Qwen3-30B-A3B on BigMoeOnEdge, 28 prompt and 128 decoded tokens, one cache of 4000 MiB over all layers.
@@ -21,6 +21,8 @@ only those gone through gives 5 wrong flags. Sparing in step 5 never matters her
 
 What the engine reports is hits over *distinct* experts of a batch, prefill's (all absent) counted: 74.9 % at the end.
 Over decode alone it is 80.3 %.
+
+In the simulator's words: LRU over one pool, `recency: rows`, `initial: empty`, `retention: after_batch`, no prefetch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,16 @@ import pytest
 
 from capture.import_trace import main
 from capture.importers.bigmoe import EXPERT_BYTES_FILE, RESIDENCY_FILE
+from sim.controller import Controller
+from sim.costs import FixedDurations
+from sim.engine import simulate
+from sim.loader import Loader
+from sim.policies.caches import LRU
+from sim.policies.placements import Load
+from sim.policies.precisions import Fixed
+from sim.policies.predictors import NoPrediction
 from sim.trace import DECODE, PREFILL, Trace, read_trace
+from sim.types import Geometry, Outcome
 from sim.workload import Workload
 
 FOLDER = Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b"
@@ -279,3 +290,94 @@ def test_sparing_only_the_experts_gone_through_gives_wrong_flags(phone: Phone) -
 @pytest.mark.parametrize(("budget_mib", "wrong"), [(3999, 4), (4001, 4)])
 def test_a_budget_one_mib_off_gives_wrong_flags(phone: Phone, budget_mib: int, wrong: int) -> None:
     assert phone.wrong(replay(phone, budget_mib * MIB)) == wrong
+
+
+# The simulator
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run of the trace's own steps: prefill is one step, whose gates are the layers' unions."""
+
+    workload: Workload
+    controller: Controller
+
+    @property
+    def found(self) -> dict[tuple[int, int, int], bool]:
+        """By step, site and expert, whether the need was found resident."""
+        needs = self.workload.needs
+        columns = (self.workload.gate_step[needs.tick], self.workload.gate_site[needs.tick], needs.expert)
+        outcomes = self.controller.lookup_outcomes
+        return {
+            need: outcome == Outcome.HIT
+            for need, outcome in zip(zip(*(column.tolist() for column in columns), strict=True), outcomes, strict=True)
+        }
+
+    def wrong(self, phone: Phone) -> int:
+        found = self.found
+        return sum(
+            found[batch.step, batch.site, expert] != flag
+            for batch in phone.batches
+            for expert, flag in zip(batch.experts, batch.resident, strict=True)
+        )
+
+
+def run(phone: Phone, recency: str = "rows", retention: str = "after_batch") -> Simulated:
+    """Times do not matter: an expert is there before the next gate, whenever it was asked for."""
+    sizes = tuple(phone.expert_bytes)
+    geometry = Geometry(SITES, EXPERTS, TOP_K, ("int4",), (4.0,), (max(sizes),), BUDGET, (sizes,))
+    controller = Controller(geometry, NoPrediction(), LRU(initial="empty", recency=recency), Fixed("int4"), Load(),
+                            Loader(retention=retention))  # fmt: skip
+    workload = Workload(phone.trace, split="all")
+    simulate(controller, workload, FixedDurations([5] * SITES, 3, [2], dict.fromkeys(sizes, 11)))
+    controller.check()
+    return Simulated(workload, controller)
+
+
+@pytest.fixture(scope="module")
+def simulated(phone: Phone) -> Simulated:
+    return run(phone)
+
+
+def test_the_simulators_gates_are_the_devices_batches(phone: Phone, simulated: Simulated) -> None:
+    workload, units = simulated.workload, EXPERTS + 1
+    assert [step.rows for step in workload.steps] == [PROMPT] + [1] * DECODED
+    ticks = list(zip(workload.gate_step.tolist(), workload.gate_site.tolist(), strict=True))
+    assert ticks == [(batch.step, batch.site) for batch in phone.batches]
+    needs = [set(batch.experts) for batch in phone.batches]
+    assert [set(experts) for experts in workload.experts_by_gate()] == needs
+    keys = [site * units + expert for _, site, expert in simulated.found]
+    assert simulated.controller.lookup_keys == keys
+
+
+def test_a_need_is_found_resident_in_the_simulator_where_the_device_found_it(
+    phone: Phone, simulated: Simulated
+) -> None:
+    assert set(simulated.controller.lookup_outcomes) == {Outcome.HIT, Outcome.MISS}
+    assert simulated.wrong(phone) == 0
+
+
+def test_the_simulator_hits_as_often_as_the_device(simulated: Simulated) -> None:
+    found = simulated.found
+    decode = [there for (step, _, _), there in found.items() if step]
+    assert (sum(found.values()), len(found)) == (29597, 39526)
+    assert f"{100 * sum(found.values()) / len(found):.1f}" == "74.9"
+    assert f"{100 * sum(decode) / len(decode):.1f}" == "80.3"
+
+
+def test_the_simulator_loads_what_the_device_read_and_holds_as_much(phone: Phone, simulated: Simulated) -> None:
+    controller = simulated.controller
+    assert sum(transfer.moved_bytes for transfer in controller.issued) == phone.lookups["loaded_bytes"].sum()
+    assert controller.slots.peak_bytes == replay(phone).peak
+    assert f"{controller.slots.peak_bytes / MIB:.1f}" == "4184.5"
+
+
+def test_evicting_at_each_miss_gives_the_same_flags_in_the_simulator_too(phone: Phone) -> None:
+    strict = run(phone, retention="strict")
+    assert strict.wrong(phone) == 0
+    assert f"{strict.controller.slots.peak_bytes / MIB:.1f}" == "4000.0"
+
+
+def test_recency_by_need_order_gives_the_wrong_flags_of_plain_python(phone: Phone) -> None:
+    by_needs = run(phone, recency="needs")
+    assert by_needs.wrong(phone) == phone.wrong(replay(phone, prefill=by_tokens)) == 8
