@@ -6,7 +6,6 @@ start. Where a transfer has one hop, served once, that is plain arithmetic over 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -59,14 +58,16 @@ def _split_plain(which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, w
                  parts: dict[str, Ns]) -> None:  # fmt: skip
     """Intervals whose transfers have one hop, served once, for nothing but themselves."""
     number, idle_start, idle_end = cause[which], start[which], end[which]
-    row = services.last_row[number]
-    service_start = services.starts[row]
-    broken = (services.ends[row] != idle_end) | (walk.queued_ns[number] > idle_start)
+    row_of = np.zeros(len(walk.queued_ns), np.int64)
+    row_of[services.number] = np.arange(len(services.number))
+    row = row_of[number]
+    service_start, service_end = np.array(services.start, np.int64)[row], np.array(services.end, np.int64)[row]
+    broken = (service_end != idle_end) | (walk.queued_ns[number] > idle_start)
     if broken.any():
         at = int(np.flatnonzero(broken)[0])
         raise walk.unexplained(int(number[at]), int(idle_start[at]), int(idle_end[at]))
     served_from = np.maximum(idle_start, service_start)
-    is_urgent = services.is_urgent[row]
+    is_urgent = np.array(services.is_urgent, np.bool_)[row]
     parts["demand"][which] = np.where(is_urgent, idle_end - served_from, 0)
     parts["late_prefetch"][which] = np.where(is_urgent, 0, idle_end - served_from)
     for at in np.flatnonzero(served_from > idle_start).tolist():
@@ -77,48 +78,43 @@ def _split_plain(which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, w
 
 
 class Services:
-    """The services of a run: columns by row, and who was served before whom on an engine."""
+    """The services of a run, by row, and who was served before whom on an engine."""
 
     def __init__(self, record: Record) -> None:
-        self.number = np.array(record.service_number, np.int64)
-        self.starts = np.array(record.service_start_ns, np.int64)
-        ends = np.array(record.service_end_ns, np.int64)
-        self.ends = np.where(ends < 0, NOT_YET, ends)
-        self.is_urgent = np.array(record.service_urgent, np.bool_)
-        self.link = np.array(record.service_link, np.int64)
-        self.engine = np.array(record.service_engine, np.int64)
+        self.number, self.start = record.service_number, record.service_start_ns
+        self.end = [NOT_YET if end < 0 else end for end in record.service_end_ns]
+        self.is_urgent = record.service_urgent
         rows = len(self.number)
-        # Rows are in the order in which services began, so a stable sort keeps that order on every engine.
-        self._order = np.lexsort((np.arange(rows), self.engine, self.link))
-        self._place = np.empty(rows, np.int64)
-        self._place[self._order] = np.arange(rows)
-        last = np.full(int(self.number.max(initial=-1)) + 1, -1, np.int64)
-        last[self.number] = np.arange(rows)
-        self.last_row = last
+        link, engine = np.array(record.service_link, np.int64), np.array(record.service_engine, np.int64)
+        # Rows are in the order in which services began; a stable sort keeps that order on every engine.
+        order = np.lexsort((np.arange(rows), engine, link))
+        follows = (np.diff(link[order], prepend=-1) == 0) & (np.diff(engine[order], prepend=-1) == 0)
+        previous = np.full(rows, -1, np.int64)
+        previous[order[1:]] = np.where(follows[1:], order[:-1], -1)
+        self._previous: list[int] = previous.tolist()
+        self._link = record.service_link
 
     def served_once(self, transfers: int) -> NDArray[np.bool_]:
         """By transfer, whether it had a single service."""
-        once: NDArray[np.bool_] = np.bincount(self.number, minlength=transfers) == 1
+        once: NDArray[np.bool_] = np.bincount(np.array(self.number, np.int64), minlength=transfers) == 1
         return once
 
     def rows_of(self) -> dict[tuple[int, int], list[int]]:
         """The rows of each (transfer, link), in order."""
         rows: dict[tuple[int, int], list[int]] = {}
-        for row, at in enumerate(zip(self.number.tolist(), self.link.tolist(), strict=True)):
+        for row, at in enumerate(zip(self.number, self._link, strict=True)):
             rows.setdefault(at, []).append(row)
         return rows
 
     def before(self, row: int, from_ns: int, to_ns: int) -> Counter[str]:
         """What the engine of ``row`` served of other transfers, ``from_ns`` to ``to_ns``, by class."""
-        number, link, engine = self.number[row], self.link[row], self.engine[row]
         parts: Counter[str] = Counter()
-        for place in range(int(self._place[row]) - 1, -1, -1):
-            other = self._order[place]
-            if self.link[other] != link or self.engine[other] != engine or self.ends[other] <= from_ns:
-                break
-            shared = int(min(to_ns, self.ends[other]) - max(from_ns, self.starts[other]))
+        number, other = self.number[row], self._previous[row]
+        while other >= 0 and self.end[other] > from_ns:
+            shared = min(to_ns, self.end[other]) - max(from_ns, self.start[other])
             if shared > 0 and self.number[other] != number:
                 parts["behind_demand" if self.is_urgent[other] else "behind_prefetch"] += shared
+            other = self._previous[other]
         return parts
 
 
@@ -143,7 +139,7 @@ class Walk:
         while at >= 0:
             hops = self._issued[at].hops
             rows = self._rows_of(at, hops[-1][0])
-            if not rows or self._services.ends[rows[-1]] != until_ns:
+            if not rows or self._services.end[rows[-1]] != until_ns:
                 break
             for link, call in reversed(hops):
                 from_ns = max(start_ns, self._calls[call - 1])
@@ -162,15 +158,14 @@ class Walk:
     def _hop(self, number: int, link: int, from_ns: int, to_ns: int, is_last: bool) -> Counter[str]:
         """What became of a transfer on a link, from when it was queued there to when it was there or handed on."""
         services = self._services
-        rows = self._rows_of(number, link)
-        rows = rows[: bisect_left(rows, True, key=lambda row: bool(services.starts[row] >= to_ns))]
+        rows = [row for row in self._rows_of(number, link) if services.start[row] < to_ns]
         parts = services.before(rows[-1], from_ns, to_ns) if rows else Counter()
         for row in rows:
-            began, ended = max(from_ns, int(services.starts[row])), min(to_ns, int(services.ends[row]))
+            began, ended = max(from_ns, services.start[row]), min(to_ns, services.end[row])
             if began >= ended:
                 continue
             if is_last and not services.is_urgent[row]:
-                written = min(ended, max(began, int(services.starts[row]) + self._write_back_ns(number)))
+                written = min(ended, max(began, services.start[row] + self._write_back_ns(number)))
                 parts["late_prefetch"] += ended - written
                 ended = written
             parts["demand" if is_last else "storage"] += ended - began
@@ -186,8 +181,8 @@ class Walk:
         """The error for an interval that its transfer does not explain."""
         transfer, calls, services = self._issued[number], self._calls, self._services
         queued = ", ".join(f"on link {link} at {calls[call - 1]}" for link, call in transfer.hops)
-        of = np.flatnonzero(services.number == number).tolist()
-        times = ((services.starts[row], "cut" if services.ends[row] == NOT_YET else services.ends[row]) for row in of)
+        of = [row for row, served in enumerate(services.number) if served == number]
+        times = ((services.start[row], "cut" if services.end[row] == NOT_YET else services.end[row]) for row in of)
         served = ", ".join(f"{began}..{ended}" for began, ended in times)
         return RuntimeError(
             f"idle interval {start_ns}..{end_ns} ns is not explained by transfer {number} "
