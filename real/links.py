@@ -47,6 +47,8 @@ class Links:
         self._lines = [Line(engines) for engines in self._route.engines]
         self._served: dict[int, tuple[Service, Transfer]] = {}
         """By row of the record: what is in service."""
+        self._has_issued = False
+        """The last end or cut has issued another transfer on its link."""
 
     # ---- what has ended
 
@@ -54,6 +56,7 @@ class Links:
         """A hop has ended: when, and the key that has arrived on the device (-1: none). The engine goes on."""
         transfer, now = self._leave(service, service.moved_bytes)
         key, following = self._controller.transfer_done(service.link, transfer)
+        self._has_issued = following is not None
         self._go_on(service.link, following)
         return now, key
 
@@ -66,7 +69,9 @@ class Links:
         """A service gives way at the chunk that has just ended."""
         self._device.stop(service)
         transfer, _ = self._leave(service, moved_bytes)
-        self._go_on(service.link, self._controller.chunk_done(service.link, transfer, moved_bytes))
+        following = self._controller.chunk_done(service.link, transfer, moved_bytes)
+        self._has_issued = following is not None
+        self._go_on(service.link, following)
 
     def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
         _, transfer = self._served.pop(service.row)
@@ -86,21 +91,32 @@ class Links:
     # ---- what is issued
 
     def fill(self, without: int = -1) -> None:
-        """After a call: poll, in order of link, while there is room and something waits; then ask what is to be cut."""
-        controller = self._controller
-        for link, line in enumerate(self._lines):
-            if link == without:
-                continue
-            while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
-                self._record.call_ns.append(self._record.call_ns[-1])
-                transfer = controller.poll(link)
-                if transfer is None:
-                    break
-                self._go_on(link, transfer)
+        """After a call: poll, in order of link, while there is room and something waits; then ask what is to be cut.
+
+        Again, as long as prefetches are given up on the way; then also the link of the call (``without``), unless the
+        call has issued something there.
+        """
+        controller, given_up = self._controller, -1
+        while given_up < controller.given_up:
+            given_up = controller.given_up
+            for link in range(len(self._lines)):
+                if link != without:
+                    self._fill_one(link)
+            if not self._has_issued:
+                without = -1
         if self._chunk_bytes:
             for service, _ in list(self._served.values()):
                 if service.chunk_bytes:
                     self._device.ask_cut(service, controller.cut(service.link))
+
+    def _fill_one(self, link: int) -> None:
+        controller, line = self._controller, self._lines[link]
+        while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
+            self._record.call_ns.append(self._record.call_ns[-1])
+            transfer = controller.poll(link)
+            if transfer is None:
+                return
+            self._go_on(link, transfer)
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """An engine turns to what has waited longest."""

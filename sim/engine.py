@@ -129,21 +129,29 @@ class Engine:
 
     # ---- calls of the controller
 
-    def _poll(self, now: int, but: int = -1) -> None:
-        """After a call: poll each link that has room, and ask chunked ones whether to give way."""
-        if self._only_link is not None:
-            if but != 0:
-                self._only_link.fill(now)
+    def _poll(self, now: int, but: int = -1, but_always: bool = True) -> None:
+        """After a call: poll each link that has room, and ask chunked ones whether to give way.
+
+        Where a prefetch is given up on the way, a link may have waited for what it held: all are polled again. ``but``
+        is the link that the call was about; unless it has issued something (``but_always``) it, too, is polled then.
+        """
+        if self._only_link is not None and but < 0:
+            self._only_link.fill(now)
             return
-        for link in self._links:
-            if link.index != but:
-                link.fill(now)
+        given_up = -1
+        while given_up < self.controller.given_up:
+            given_up = self.controller.given_up
+            for link in self._links:
+                if link.index != but:
+                    link.fill(now)
+            if not but_always:
+                but = -1
         for link in self._cuttable:
             link.consider_cut(now)
 
-    def settle(self, link: int, now: int) -> None:
+    def settle(self, link: int, now: int, has_issued: bool) -> None:
         """After a call about a transfer of ``link``."""
-        self._poll(now, link)
+        self._poll(now, link, has_issued)
 
     def _idle(self, until_ns: int, cause: int) -> None:
         """The compute stream has nothing to do from when it was free until then."""

@@ -53,8 +53,8 @@ class Machine(Protocol):
     other_calls: list[int]
     """Times of the controller's calls, gates left out."""
 
-    def settle(self, link: int, now: int) -> None:
-        """A call about a transfer of ``link`` was made: poll the other links."""
+    def settle(self, link: int, now: int, has_issued: bool) -> None:
+        """A call about a transfer of ``link`` was made, and has issued another one there or not: poll the others."""
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device."""
@@ -143,7 +143,7 @@ class Link:
         now = self._env.now
         self._calls.append(now)
         self.controller.head_done(self.index, transfer)
-        self.machine.settle(-1, now)
+        self.machine.settle(-1, now, True)
 
     def _on_end(self, event: simpy.Event) -> None:
         now = self._env.now
@@ -160,7 +160,7 @@ class Link:
             if key in self._awaited:
                 self.machine.arrive(key, transfer.number, now)
             return
-        self.machine.settle(self.index, now)
+        self.machine.settle(self.index, now, following is not None)
         self.machine.arrive(key, transfer.number, now)
 
 
@@ -220,7 +220,7 @@ class ChunkedLink(Link):
             issued.append(following)
         if issued:
             self._serve(issued[0], now)
-        self.machine.settle(self.index, now)
+        self.machine.settle(self.index, now, following is not None)
 
 
 class Engine:
@@ -316,7 +316,7 @@ class SharedLink(Link):
             self.issued.append(following)
         self._begin(now)
         self._set_alarm(now)
-        self.machine.settle(self.index, now)
+        self.machine.settle(self.index, now, following is not None)
         self.machine.arrive(key, transfer.number, now)
 
 

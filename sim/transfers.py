@@ -93,6 +93,8 @@ class Transfers:
         """The needs of the current gate, in need order, as far as they are admitted and not done."""
         self._masks: dict[int, Sequence[int]] = {}
         """What is forecast, by site."""
+        self.given_up = 0
+        """Prefetches that were dropped or set aside for want of a slot: what they held another link may wait for."""
         self._nothing = bytes(self.geometry.num_keys)
         self._is_stale = True
 
@@ -357,6 +359,7 @@ class Transfers:
                 if transfer.awaited or not transfer.prefetch:
                     return self._issue_claimed(link)
                 queue.popleft()
+                self.given_up += 1
                 if transfer.feeds:
                     transfer.waits, transfer.bounced = False, True
                 else:
@@ -383,6 +386,7 @@ class Transfers:
                 return None
             queue.popleft()
             if victims is None:
+                self.given_up += 1
                 self._give_up(transfer, DROP_NO_SLOT)
                 continue
             transfer.waits, transfer.claimed = False, True
@@ -508,7 +512,7 @@ class Transfers:
             self._queue_again(transfer, link - 1)
             return
         transfer.feeds -= 1
-        if transfer.bounced:
+        if transfer.bounced and link == transfer.link + 1:
             transfer.bounced = False
             self._queue_again(transfer, transfer.link)
 
