@@ -43,6 +43,8 @@ from sim.types import HostCosts, Step
 from sim.workload import Workload
 
 TIE_NS = 200_000
+LATENESS = 250
+"""So many ties late a thread may be: what was due closer to the end of a run need not have come."""
 MAX_MAKESPAN_ERROR, MAX_TOKEN_ERROR, MAX_FORCED = 0.005, 0.01, 0.01
 """What a replay may differ by: of the makespan, of 95 % of the tokens' durations, of the calls."""
 CLASSES: dict[int, tuple[str, ...]] = {
@@ -63,13 +65,18 @@ class NonconformanceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Conformance:
-    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps' durations."""
+    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps' durations.
+
+    ``gap_ns`` is the time of the recorded run in which the stream neither computed nor stood idle for something: it is
+    replayed like the rest, so a driver that dawdles is seen only here.
+    """
 
     calls: int
     forced: int
     recorded_ns: int
     replayed_ns: int
     token_error: float
+    gap_ns: int
 
     @property
     def makespan_error(self) -> float:
@@ -96,14 +103,14 @@ def conform(recording: Recording, controller: Controller, workload: Workload, du
     order = RecordedOrder(recording, tie_ns)
     guided = GuidedController(controller, recording, order)
     replayed = cast(Workload, RecordedWorkload(workload, recording.asked_ns))
-    engine = ReplayEngine(order, guided, replayed, ReplayedDurations(durations, lengths), lengths, tie_ns)
+    engine = ReplayEngine(order, guided, replayed, ReplayedDurations(durations, lengths, tie_ns), lengths, tie_ns)
     order.run(until=engine.done)
     if len(guided.log) < len(recording.calls):
         raise NonconformanceError(str(Difference(recording.calls[len(guided.log)], None)))
     controller.finish()
     return Conformance(
         len(recording.calls), order.forced, recording.record.makespan_ns, engine.record.makespan_ns,
-        _token_error(recording.record, engine.record),
+        _token_error(recording.record, engine.record), lengths.gap_ns(recording),
     )  # fmt: skip
 
 
@@ -213,15 +220,17 @@ class GuidedController(RecordedController):
 class ReplayedDurations:
     """The nominal durations, with those of a recording where the engine asks in a known order."""
 
-    def __init__(self, nominal: Durations, lengths: Lengths) -> None:
-        self._nominal, self._lengths = nominal, lengths
+    def __init__(self, nominal: Durations, lengths: Lengths, tie_ns: int) -> None:
+        self._nominal, self._lengths, self._late_ns = nominal, lengths, LATENESS * tie_ns
         self.host = HostCosts()
-        self._cpu, self._prediction = iter(lengths.cpu), iter(lengths.prediction)
+        self._cpu, self._ticks = iter(lengths.cpu), enumerate(lengths.gate_ns)
 
     @property
     def prediction_ns(self) -> int:
         """Asked once a gate."""
-        return next(self._prediction, NEVER_NS)
+        tick, gate_ns = next(self._ticks)
+        missing_ns = self._lengths.if_missing(gate_ns, self._nominal.prediction_ns, self._late_ns)
+        return self._lengths.prediction.get(tick, missing_ns)
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         by_site = dict(zip(step.sites, self._lengths.dense[step.index], strict=True))
@@ -292,18 +301,33 @@ class Measured(Link):
         super()._serve(transfer, now, engine)
 
     def service_ns(self, transfer: Transfer) -> int:
-        return self.lengths.service.get(self._current, NEVER_NS)
+        found = self.lengths.service.get(self._current)
+        return self._if_missing(self._nominal_ns(transfer)) if found is None else found
+
+    def _nominal_ns(self, transfer: Transfer) -> int:
+        nominal_ns = super().service_ns(transfer)
+        # A link asks once for a size, but here every service has its own time.
+        self._hop_ns.clear()
+        return nominal_ns
 
     def _head_ns(self, transfer: Transfer) -> int:
-        return self.lengths.head.get(self._current, NEVER_NS)
+        found, nominal_ns = self.lengths.head.get(self._current), super()._head_ns(transfer)
+        if found is not None:
+            return found
+        if nominal_ns >= self._nominal_ns(transfer):
+            return NEVER_NS
+        return nominal_ns if self._current in self.lengths.service else self._if_missing(nominal_ns)
+
+    def _if_missing(self, nominal_ns: int) -> int:
+        begun_ns = self.lengths.begun_ns.get(self._current, 0)
+        return self.lengths.if_missing(begun_ns, nominal_ns, LATENESS * self.tie_ns)
 
 
 class MeasuredChunks(Measured, ChunkedLink):
     """A service that was cut is cut where it was, if the simulator would cut it there, too."""
 
     def service_ns(self, transfer: Transfer) -> int:
-        cut = self.lengths.cut.get(self._current)
-        return super().service_ns(transfer) if cut is None else NEVER_NS
+        return NEVER_NS if self._current in self.lengths.cut else super().service_ns(transfer)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
         chunk = self._first_chunk(transfer, now - self._since_ns)
@@ -335,7 +359,7 @@ class MeasuredEngines(Measured, SharedLink):
 
     def service_ns(self, transfer: Transfer) -> int:
         # All of it is latency, which is not shared.
-        self._latency_ns = super().service_ns(transfer)
+        self._latency_ns = self.lengths.service.get(self._current, NEVER_NS)
         return self._latency_ns
 
     def _begin(self, now: int) -> None:

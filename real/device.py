@@ -231,6 +231,10 @@ class NullDevice:
         do()
 
     def _next_event(self) -> Event | None:
+        return min(self._events(), key=lambda event: event[0], default=None)
+
+    def _events(self) -> list[Event]:
+        """The end of everything that is under way."""
         events: list[Event] = []
         for (link, engine), service in self._in_service.items():
             end_ns = self._sharing[link].end_ns(engine)
@@ -244,7 +248,7 @@ class NullDevice:
         if self._predictions:
             due_ns, tick = self._predictions[0]
             events.append(((due_ns, Turn.PREDICTIONS, tick, 0), self._prediction))
-        return min(events, key=lambda event: event[0], default=None)
+        return events
 
     @staticmethod
     def _place_of(time_ns: int, service: Service) -> Place:

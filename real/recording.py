@@ -21,7 +21,7 @@ from sim.types import Outcome, Step
 from sim.workload import Workload
 
 NEVER_NS = 1 << 60
-"""How long it takes what had not ended when the run was over."""
+"""How long takes what does not end in a run."""
 NOT_LOADED = (Outcome.CPU, Outcome.SKIP)
 Service = tuple[int, int, int]
 """A transfer's number, the link, and how many services of it there came before."""
@@ -29,13 +29,13 @@ Service = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Recording:
-    """A run on a device. ``computed`` are the end times, in ns, of what the main thread computed, with its key."""
+    """A run on a device. ``computed``: key, start and end, in ns, of all that the main thread computed."""
 
     calls: list[Call]
     record: Record
     asked_ns: list[int]
     steps: list[Step]
-    computed: list[tuple[int, int]]
+    computed: list[tuple[int, int, int]]
 
 
 class WatchedDevice:
@@ -43,15 +43,16 @@ class WatchedDevice:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.computed: list[tuple[int, int]] = []
+        self.computed: list[tuple[int, int, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         """As the device does, and write down when it was done."""
+        start_ns = self._device.now_ns()
         self._device.compute(key, rows, nominal_ns)
-        self.computed.append((key, self._device.now_ns()))
+        self.computed.append((key, start_ns, self._device.now_ns()))
 
 
 def record_run(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Recording:
@@ -67,22 +68,38 @@ class Lengths:
     """How long everything in a recorded run took, in ns.
 
     ``dense`` by step, of the sites in its order; ``compute`` by lookup; ``cpu`` in order of submission; ``prediction``
-    by gate; ``service``, ``head`` and ``cut`` (with the bytes that were through) by service.
+    by gate; ``service``, ``head`` and ``cut`` (with the bytes that were through) by service. What had not ended when
+    the run was over is left out; ``gate_ns`` and ``begun_ns`` say when gates were and services began.
     """
 
+    makespan_ns: int
+    gate_ns: list[int]
+    begun_ns: dict[Service, int] = field(default_factory=dict)
     dense: list[list[int]] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     compute: dict[int, int] = field(default_factory=dict)
     cpu: list[int] = field(default_factory=list)
-    prediction: list[int] = field(default_factory=list)
+    prediction: dict[int, int] = field(default_factory=dict)
     service: dict[Service, int] = field(default_factory=dict)
     head: dict[Service, int] = field(default_factory=dict)
     cut: dict[Service, tuple[int, int]] = field(default_factory=dict)
 
+    def gap_ns(self, recording: Recording) -> int:
+        """What of the stream's lengths it did not compute: the host's time, and delays that nothing accounts for."""
+        lengths = sum(map(sum, self.dense)) + sum(self.compute.values()) + sum(self.tail)
+        return lengths - sum(end_ns - start_ns for _, start_ns, end_ns in recording.computed)
+
+    def if_missing(self, begun_ns: int, nominal_ns: int, late_ns: int) -> int:
+        """How long takes what is not known to have ended: never, if it was due when the run was over or just before.
+
+        Else its nominal time: it should have come.
+        """
+        return nominal_ns if begun_ns + nominal_ns + late_ns < self.makespan_ns else NEVER_NS
+
 
 def lengths_of(recording: Recording, wait: str) -> Lengths:
     """How long everything took, for a loader that waits like ``wait``."""
-    lengths = Lengths()
+    lengths = Lengths(recording.record.makespan_ns, recording.record.gate_ns)
     _measure_services(recording, lengths)
     _measure_stream(recording, lengths, _read_calls(recording, lengths, wait == "wait_all"))
     return lengths
@@ -96,13 +113,16 @@ def _measure_services(recording: Recording, lengths: Lengths) -> None:
         times = served.setdefault((number, link), [])
         service = (number, link, len(times))
         times.append((service, start_ns))
-        lengths.service[service] = end_ns - start_ns if end_ns >= 0 else NEVER_NS
+        lengths.begun_ns[service] = start_ns
+        if end_ns >= 0:
+            lengths.service[service] = end_ns - start_ns
     for call, now in zip(recording.calls, record.call_ns, strict=True):
         if call.kind == "head_done":
             service, start_ns = served[call.argument, call.link][0]
             lengths.head[service] = now - start_ns
             # It came before the end, however coarse the clock.
-            lengths.service[service] = max(lengths.service[service], now - start_ns + 1)
+            if service in lengths.service:
+                lengths.service[service] = max(lengths.service[service], now - start_ns + 1)
         elif call.kind == "chunk_done":
             service, start_ns = served[call.argument, call.link].pop(0)
             lengths.cut[service] = (call.moved_bytes, now - start_ns)
@@ -127,7 +147,6 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
     """The gates; on the way, how long the CPU and the predictor took. ``together``: as for ``wait_all``."""
     gates: list[Gate] = []
     submitted_ns: list[int] = []
-    predicted_ns: dict[int, int] = {}
     row = result_ns = 0
     for call, now in zip(recording.calls, recording.record.call_ns, strict=True):
         if call.kind == "gate":
@@ -138,7 +157,7 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
             lengths.cpu.append(now - max(submitted_ns[len(lengths.cpu)], result_ns))
             gates[-1].result_ns = result_ns = now
         elif call.kind == "prediction_ready":
-            predicted_ns[call.argument] = now - gates[call.argument].at_ns
+            lengths.prediction[call.argument] = now - gates[call.argument].at_ns
         admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True) if outcome not in NOT_LOADED]
         submitted_ns += [now] * call.outcomes.count(Outcome.CPU)
         for key in call.keys:
@@ -148,7 +167,6 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
         if together and admitted:
             last_ns = max(gates[-1].ready_ns[key] for key in admitted)
             gates[-1].ready_ns |= dict.fromkeys(admitted, last_ns)
-    lengths.prediction = [predicted_ns.get(tick, NEVER_NS) for tick in range(len(gates))]
     return gates
 
 
@@ -166,13 +184,13 @@ def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -
         for _ in step.sites:
             gate = gates[tick]
             tick += 1
-            block, _ = next(computed)
+            block, _, _ = next(computed)
             came = came_ns.get(block, [])
             there_ns = came[bisect_right(came, gate.at_ns) - 1] if came and came[0] <= gate.at_ns else 0
             lengths.dense[-1].append(gate.at_ns - max(free_ns, there_ns))
             free_ns = gate.at_ns
             for _ in gate.row:
-                key, end_ns = next(computed)
+                key, _, end_ns = next(computed)
                 end_ns = gate.done_ns.get(key, end_ns)
                 lengths.compute[gate.row[key]] = end_ns - max(free_ns, gate.ready_ns[key])
                 free_ns = end_ns
