@@ -227,7 +227,7 @@ def test_a_need_that_nothing_brings_is_an_error_that_names_it() -> None:
     scenario = machine(token((0,), (5,)), initial=((0, 0, 0),))
     silent, workload = controller_for(scenario), ScenarioWorkload(scenario)
     silent.__class__ = Silent
-    links = "link 0 serves nothing, nothing issued behind, 1 pending"
+    links = "link 0 serves nothing, nothing issued behind, 1 queued"
     missing = rf"step 0 site 1 waits for site 1 expert 5 high \(0 needs not admitted; {links}\).*nothing is under way"
     with pytest.raises(RuntimeError, match=missing):
         drive(silent, workload, ScenarioDurations(scenario, workload), NullDevice())  # type: ignore[arg-type]
