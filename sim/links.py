@@ -257,11 +257,12 @@ class SharedLink(Link):
             if transfer is None:
                 break
             self.issued.append(transfer)
-            self._begin(now)
-        self._set_alarm(now)
+        if self._begin(now):
+            self._set_alarm(now)
 
-    def _begin(self, now: int) -> None:
-        """Give issued transfers to free engines."""
+    def _begin(self, now: int) -> bool:
+        """Give issued transfers to free engines; whether there were any."""
+        before = len(self._working)
         while self.issued and len(self._working) < self._engines:
             self._advance(now)
             transfer = self.issued.popleft()
@@ -270,6 +271,7 @@ class SharedLink(Link):
             self._serve(transfer, now, number)
             left = (self.service_ns(transfer) - self._latency_ns) * self._scale
             self._working.append(Engine(number, transfer, self._service, now + self._latency_ns, left))
+        return len(self._working) > before
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         """The end depends on the others: one alarm is set for the link's next change."""
