@@ -1,0 +1,299 @@
+"""Random scenarios of every feature, run once under watch: after every call of the controller its state is checked, and
+every question to a policy is asked twice.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from differential import production_rows
+from differential.features import FEATURES, random_feature, random_mixture
+from differential.production import ScenarioDurations, ScenarioWorkload
+from differential.rows import Timeline
+from differential.scenario import Scenario, Step, random_scenario
+from sim.calls import KINDS
+from sim.controller import Controller
+from sim.engine import simulate
+from sim.policies.base import CachePolicy
+from sim.record import Record
+from sim.slots import IN_FLIGHT, RESIDENT, UNUSED, Slots
+from sim.types import SKIP, Cause, Place
+
+MIXTURES, PLAIN = 30, 40
+"""How many of these scenarios, with ties and without; one of each feature."""
+
+
+class WatchedCache:
+    """A cache policy under watch: what it has been told, and that its questions are questions.
+
+    ``told`` are the keys it was told to have come in and not to have gone: what its tier holds, if all is well.
+    ``came`` and ``went`` count these, of each key.
+    """
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self.policy, self.told, self.asked, self.offered = policy, set[int](), 0, 0
+        self.requested: set[int] = set()
+        self.came: Counter[int] = Counter()
+        self.went: Counter[int] = Counter()
+        self._victims, self._admit = policy.victims, policy.admit
+        self._on_insert, self._on_evict, self._on_requests = policy.on_insert, policy.on_evict, policy.on_requests
+        self.pool_of: Sequence[int] = ()
+        # The pools' initial contents have been told before.
+        for name in ("victims", "admit", "on_insert", "on_evict", "on_requests"):
+            setattr(policy, name, getattr(self, name))
+
+    def _unchanged(self, question: Callable[[], Any]) -> Any:
+        """The answer to a question that is asked twice."""
+        before = self._state()
+        answer, again = question(), question()
+        assert self._state() == before, "a question changed the policy"
+        assert answer == again
+        self.asked += 1
+        return answer
+
+    def _state(self) -> bytes:
+        return pickle.dumps({name: value for name, value in vars(self.policy).items() if not callable(value)})
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        order = self._unchanged(lambda: list(self._victims(pool, incoming, blocked)))
+        assert len(set(order)) == len(order), "a victim is offered once"
+        may_go = {key for key in self.told if self.pool_of[key] == pool and not blocked[key]}
+        assert set(order) == may_go, "victims are what is resident in the pool and not blocked"
+        self.offered += len(order)
+        return iter(order)
+
+    def admit(self, key: int, cause: Cause) -> bool:
+        answer = self._unchanged(lambda: self._admit(key, cause))
+        assert answer in (True, False)
+        assert answer or not self.policy.admits_all
+        return bool(answer)
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        assert key not in self.told, "what is there does not come in again"
+        self.told.add(key)
+        self.came[key] += 1
+        assert self._on_insert(key, cause) is None  # type: ignore[func-returns-value]
+
+    def on_evict(self, key: int) -> None:
+        assert key in self.told or key in self.requested, "what goes has come, or was asked for"
+        self.went[key] += key in self.told
+        self.told.discard(key)
+        assert self._on_evict(key) is None  # type: ignore[func-returns-value]
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Any) -> None:
+        assert len(keys) == len(wanted) == len(outcomes)
+        assert len(set(keys)) == len(keys)
+        self.requested.update(keys)
+        assert self._on_requests(keys, wanted, outcomes, gate) is None  # type: ignore[func-returns-value]
+
+
+class Watch:
+    """After every call of a controller: its own invariants, what its policies were told, pins, and room.
+
+    ``hops`` are those that have ended or were cut: (call, link, transfer's number, bytes cut off).
+    """
+
+    def __init__(self, controller: Controller, scenario: Scenario) -> None:
+        self.controller, self.scenario, self.checks = controller, scenario, 0
+        self.hops: list[tuple[str, int, int, int]] = []
+        self.called: Counter[str] = Counter()
+        self.arrived: set[int] = set()
+        self.caches = [self._watched(controller.slots)]
+        if controller.ram is not None:
+            self.caches.append(self._watched(controller.ram))
+        self._pinned: set[int] = set()
+        self._in_use: set[int] = set()
+        self._watch_questions()
+        for name in KINDS:
+            setattr(controller, name, self._after(name, getattr(controller, name)))
+
+    def _watched(self, slots: Slots) -> WatchedCache:
+        watched = WatchedCache(slots.cache)
+        watched.pool_of, watched.told = slots.pool_of, set(slots.initial)
+        return watched
+
+    def _after(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            self._note(name, args)
+            answer = call(*args)
+            self.check(new_pins=name == "gate")
+            return answer
+
+        return called
+
+    def _note(self, name: str, args: tuple[Any, ...]) -> None:
+        self.called[name] += 1
+        if name in ("transfer_done", "chunk_done"):
+            link, transfer, *cut_bytes = args
+            self.hops.append((name, link, transfer.number, sum(cut_bytes)))
+            if (name, link) == ("transfer_done", 0):
+                self.arrived.add(transfer.number)
+
+    def _watch_questions(self) -> None:
+        selector, placement, payload = self.controller.selector, self.controller.placement, self.controller.payload
+        select, place, moved_bytes = selector.select, placement.place, payload.moved_bytes
+        missing_bytes = payload.missing_bytes
+
+        def selecting(choice: Any, resident: Any) -> Sequence[int]:
+            answers = [*select(choice, resident)]
+            assert answers == [*select(choice, resident)]
+            for answer, score in zip(answers, choice.scores, strict=True):
+                assert answer in selector.permitted(score) or self.scenario.selector.low_above < 0  # type: ignore[union-attr]
+                assert answer == SKIP or 0 <= answer < len(selector.precisions)
+            return answers
+
+        def placing(gate: Any, keys: Sequence[int], resident: Any, queued: Any) -> Sequence[int]:
+            answers = [*place(gate, keys, resident, queued)]
+            assert answers == [*place(gate, keys, resident, queued)]
+            assert len(answers) == len(keys)
+            assert set(answers) <= set(Place)
+            return answers
+
+        def moving(key: int, choice: Any, index: int) -> int:
+            answer = moved_bytes(key, choice, index)
+            assert 1 <= answer == moved_bytes(key, choice, index) <= self.controller.slots.key_bytes[key]
+            return answer
+
+        def missing(key: int, gate: Any, index: int, moved: int) -> int:
+            answer = missing_bytes(key, gate, index, moved)
+            assert 0 <= answer == missing_bytes(key, gate, index, moved)
+            assert moved + answer <= max(moved, self.controller.slots.key_bytes[key])
+            return answer
+
+        selector.select, placement.place = selecting, placing  # type: ignore[method-assign]
+        payload.moved_bytes, payload.missing_bytes = moving, missing  # type: ignore[method-assign]
+
+    # ---- after a call
+
+    def check(self, new_pins: bool) -> None:
+        self.checks += 1
+        self.controller.check()
+        self._check_device()
+        self._check_pins(new_pins)
+        self._check_staging()
+        if self.controller.ram is not None:
+            self._check_ram()
+
+    def _check_device(self) -> None:
+        """The policy was told what is resident; that and what has a claim fit the pools."""
+        controller, scenario = self.controller, self.scenario
+        staged = controller.staging.holds
+        held = {
+            key for key, state in enumerate(controller.state)
+            if state <= UNUSED and not staged[key] and controller.expert_of(key) < scenario.experts
+        }  # fmt: skip
+        assert held == self.caches[0].told
+        if scenario.loader.retention == "after_batch":
+            return
+        queued = (transfer for queues in controller.queues for queue in queues for transfer in queue)
+        on_the_way = {id(t): t for t in (*controller.issued, *queued) if t.number not in self.arrived}
+        coming = [t.key for t in on_the_way.values() if t.claimed and not (t.cancelled or t.staged or t.dense)]
+        assert not held & {*coming}
+        self._check_room(scenario.pools, [*held, *coming])
+
+    def _check_room(self, pools: Sequence[Any], keys: Sequence[int]) -> None:
+        unpacked = [self.scenario.unpack(key) for key in keys]
+        for pool in pools:
+            assert sum(self.scenario.size(key) for key in unpacked if pool.covers(key)) <= pool.capacity_bytes
+
+    def _check_pins(self, new_pins: bool) -> None:
+        """What is pinned and there stays there."""
+        controller = self.controller
+        there = {key for key in controller._pins if controller.state[key] <= UNUSED}
+        if not new_pins:
+            assert self._pinned & {*controller._pins} <= there
+        self._pinned = there
+
+    def _check_staging(self) -> None:
+        controller, staging = self.controller, self.controller.staging
+        staged = [key for key, held in enumerate(staging.holds) if held]
+        assert len(staged) <= staging.used <= staging.slots == self.scenario.loader.staging_slots
+        # The rest of a partial move comes into the same slot.
+        assert all(controller.state[key] <= UNUSED or controller._transfer_of[key].parent >= 0 for key in staged)
+
+    def _check_ram(self) -> None:
+        """What is resident in RAM is what its policy was told; what a transfer asked for stays until that is over."""
+        ram = self.controller.ram
+        assert ram is not None
+        assert self.scenario.ram is not None
+        there = {key for key, state in enumerate(ram.state) if state == RESIDENT}
+        assert there == self.caches[1].told
+        coming = [key for key, state in enumerate(ram.state) if state == IN_FLIGHT]
+        self._check_room(self.scenario.ram.pools, [*there, *coming])
+        in_use = {key for key in there if ram.pinned[key]}
+        assert {key for key in self._in_use if ram.pinned[key]} <= there
+        self._in_use = in_use
+
+
+@dataclass(frozen=True)
+class Done:
+    """A scenario that ran through the production code, perhaps watched at every call."""
+
+    name: str
+    scenario: Scenario
+    timeline: Timeline
+    controller: Controller
+    record: Record
+    steps: tuple[Step, ...]
+    """As they came, in the scenario's words."""
+    watching: Watch | None
+
+    @property
+    def watch(self) -> Watch:
+        assert self.watching is not None
+        return self.watching
+
+    @property
+    def computing_ns(self) -> int:
+        """All work of the compute stream, from the steps and what served each need."""
+        needs = [need for step in self.steps for site in step.sites for need in step.needs[site]]
+        experts = sum(
+            self.scenario.expert_ns(self.scenario.unpack(row.key)[0], need.tokens)
+            for row, need in zip(self.timeline.lookups, needs, strict=True)
+            if row.outcome not in ("skip", "cpu")
+        )
+        return experts + sum(sum(step.dense_ns[s] for s in step.sites) + step.tail_ns for step in self.steps)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(row.outcome for row in self.timeline.lookups)
+
+
+def run(scenario: Scenario, name: str = "", watched: bool = False) -> Done:
+    seen: list[Any] = []
+
+    def driven(controller: Controller, workload: ScenarioWorkload, durations: ScenarioDurations) -> Record:
+        watch = Watch(controller, scenario) if watched else None
+        record = simulate(controller, workload, durations)  # type: ignore[arg-type]
+        seen.extend((controller, record, tuple(workload.told), watch))
+        return record
+
+    timeline = production_rows.run(scenario, driven)  # type: ignore[arg-type]
+    return Done(name, scenario, timeline, *seen)
+
+
+def names() -> list[tuple[str, int]]:
+    """Kind and seed of every scenario; scenarios of one seed are built on the same one."""
+    features = list(zip(FEATURES, range(len(FEATURES)), strict=True))
+    return [*features, *(("mixture", seed) for seed in range(MIXTURES)), *(("plain", seed) for seed in range(PLAIN))]
+
+
+@cache
+def scenario_of(name: str, seed: int, ties: bool) -> Scenario:
+    if name == "plain":
+        return random_scenario(seed, ties)
+    return random_mixture(seed, ties) if name == "mixture" else random_feature(name, seed, ties)
+
+
+@cache
+def done(name: str, seed: int, ties: bool) -> Done:
+    return run(scenario_of(name, seed, ties), f"{name} {seed}", watched=True)
+
+
+def every_run(ties: bool) -> Iterator[Done]:
+    return (done(name, seed, ties) for name, seed in names())
