@@ -35,6 +35,7 @@ from sim.links import (
     Alarm,
     ChunkedLink,
     Link,
+    Machine,
     SharedLink,
 )
 from sim.loader import Transfer
@@ -357,23 +358,25 @@ class MeasuredChunks(Measured, ChunkedLink):
 class MeasuredEngines(Measured, SharedLink):
     """Engines that share a link: their times have the sharing in them."""
 
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self._alarmed: set[int] = set()
+
     def service_ns(self, transfer: Transfer) -> int:
         # All of it is latency, which is not shared.
         self._latency_ns = self.lengths.service.get(self._current, NEVER_NS)
         return self._latency_ns
 
-    def _begin(self, now: int) -> None:
-        known = len(self._working)
-        super()._begin(now)
-        for engine in self._working[known:]:
-            order = self._order(engine.transfer)
-            Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns - now, order)
+    def _set_alarm(self, now: int) -> None:
+        """Each service has an alarm of its own: none changes because another ends."""
+        for engine in self._working:
+            if engine.service not in self._alarmed:
+                self._alarmed.add(engine.service)
+                order = self._order(engine.transfer)
+                Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns - now, order)
 
     def _ring(self, order: int, event: simpy.Event) -> None:
         self._on_change(order)
-
-    def _set_alarm(self, now: int) -> None:
-        """Each engine has an alarm of its own: no other changes when it ends."""
 
 
 def make_link(engine: ReplayEngine, index: int, lengths: Lengths, tie_ns: int) -> Measured:

@@ -83,8 +83,9 @@ class Device(Protocol):
     but ``open`` and ``close`` are called with it.
     """
 
-    lock: AbstractContextManager[object]
-    """Held around every call of the controller; the order in which it is taken is the order of events."""
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held around every call of the controller; the order in which it is taken is the order of events."""
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         """Begin a run, with the clock at 0, on links of so many engines."""

@@ -19,7 +19,7 @@ def sharpen_timers(fine: bool = True) -> None:
     """
     try:
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, FINE_NS if fine else DEFAULT, 0, 0, 0)
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):
         return
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -197,7 +198,8 @@ def test_another_switch_of_the_loader_is_found() -> None:
     for case in PLAIN:
         scenario = given(*case)
         for name in ("promote", "cancel_stale", "demand_first", "low_for_high"):
-            loader = replace(scenario.loader, **{name: not getattr(scenario.loader, name)})
+            change: dict[str, Any] = {name: not getattr(scenario.loader, name)}
+            loader = replace(scenario.loader, **change)
             difference = repeat(driven(case), replace(scenario, loader=loader))
             if difference is not None:
                 assert difference.names or difference.why

@@ -102,8 +102,10 @@ def busy_machine() -> Iterator[None]:
         multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(os.cpu_count() or 1)
     ]
     threads = [threading.Thread(target=spin, daemon=True) for _ in range(2)]
-    for worker in (*processes, *threads):
-        worker.start()
+    for process in processes:
+        process.start()
+    for thread in threads:
+        thread.start()
     yield
     stop.set()
     for thread in threads:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_what_goes_wrong_in_a_thread_is_raised_in_the_main_thread_with_its_cause
     device.close()
 
 
-def one_load(**rest: object) -> Scenario:
+def one_load(**rest: Any) -> Scenario:
     return machine(token(gate(0, 1), gate(2)), **rest)
 
 
