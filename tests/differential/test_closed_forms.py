@@ -317,21 +317,21 @@ def test_a_site_ends_when_its_last_load_is_computed_and_the_last_result_of_the_c
 
 PROMPTS = ((0, 1), (0,), (2, 2, 2))
 DECODED = ((0, 0), (1,), ())
-ARRIVALS = (0, 10, 20)
+ARRIVALS = (0, 29, 40)
 STEPS = [(0, 29, (0,)), (29, 47, (1,)), (47, 76, (0, 1)), (76, 96, (2,)), (96, 114, (0,))]
 """Three requests, an expert a row at the only site; two run at a time. Everything is there: dense work takes 5, the
 tail 2, an expert of u rows 10 + u.
 
-A (at 0): prompt of two rows, 0 and 1; decodes 0, 0. B (at 10): prompt of one row, 0; decodes 1.
-C (at 20): prompt of three rows, all 2; decodes nothing.
+A (at 0): prompt of two rows, 0 and 1; decodes 0, 0. B (at 29): prompt of one row, 0; decodes 1.
+C (at 40): prompt of three rows, all 2; decodes nothing.
 
 0 to 29    A's prompt: 7, experts 0 and 1, 11 each.
-29 to 47   B has come: its prompt alone, 7 and 11.
-47 to 76   A decodes 0, B decodes 1: 7, 11 each. B is through; C, here since 20, has room.
+29 to 47   B comes now: its prompt alone, 7 and 11.
+47 to 76   A decodes 0, B decodes 1: 7, 11 each. B is through; C, here since 40, has room.
 76 to 96   C's prompt: 7, one expert of 3 rows, 13. C is through.
 96 to 114  A decodes 0: 7 and 11.
 """
-TTFT = [29 - 0, 47 - 10, 96 - 20]
+TTFT = [29 - 0, 47 - 29, 96 - 40]
 
 
 def test_three_requests_batched_continuously_take_the_steps_worked_out_by_hand() -> None:
