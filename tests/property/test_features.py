@@ -199,15 +199,16 @@ def test_a_machine_that_is_three_times_slower_does_the_same_in_three_times_the_t
 def slower(scenario: Scenario, factor: int) -> Scenario:
     """Every duration, and the time of every arrival, times ``factor``."""
 
-    def times(row: Any, *others: str) -> Any:
-        found = [name for name in vars(row) if name.endswith("_ns") or name in others]
-        return replace(row, **{
-            name: tuple(factor * ns for ns in value) if isinstance(value := getattr(row, name), tuple)
-            else factor * value for name in found
-        })  # fmt: skip
+    def longer(value: Any) -> Any:
+        return tuple(factor * ns for ns in value) if isinstance(value, tuple) else factor * value
 
+    def times(row: Any, *others: str) -> Any:
+        columns = {name: value for name, value in vars(row).items() if name.endswith("_ns") or name in others}
+        return replace(row, **{name: longer(value) for name, value in columns.items()})
+
+    slow: Scenario = times(scenario)
     return replace(
-        times(scenario), steps=tuple(map(times, scenario.steps)), host=times(scenario.host),
+        slow, steps=tuple(map(times, scenario.steps)), host=times(scenario.host),
         links=tuple(times(link, "ns_per_byte") for link in scenario.links),
         requests=tuple(map(times, scenario.requests)),
         placement=times(scenario.placement) if scenario.placement else None,

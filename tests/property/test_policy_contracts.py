@@ -343,7 +343,7 @@ def test_a_placement_answers_once_for_every_key(make_policy: Make) -> None:
     for gate in _gates():
         for keys in (gate.keys, gate.keys[1:], []):
             held = Held(frozenset(gate.keys[::2]))
-            answers = unchanged(placement, lambda k=keys, h=held, g=gate: list(placement.place(g, k, h, queued)))
+            answers = unchanged(placement, partial(placement.place, gate, keys, held, queued))
             assert len(answers) == len(keys)
             assert set(answers) <= set(Place)
             assert placement.constant is None or set(answers) <= {placement.constant}

@@ -77,19 +77,19 @@ class WatchedCache:
         assert key not in self.told, "what is there does not come in again"
         self.told.add(key)
         self.came[key] += 1
-        assert self._on_insert(key, cause) is None  # type: ignore[func-returns-value]
+        assert self._on_insert(key, cause) is None
 
     def on_evict(self, key: int) -> None:
         assert key in self.told or key in self.requested, "what goes has come, or was asked for"
         self.went[key] += key in self.told
         self.told.discard(key)
-        assert self._on_evict(key) is None  # type: ignore[func-returns-value]
+        assert self._on_evict(key) is None
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Any) -> None:
         assert len(keys) == len(wanted) == len(outcomes)
         assert len(set(keys)) == len(keys)
         self.requested.update(keys)
-        assert self._on_requests(keys, wanted, outcomes, gate) is None  # type: ignore[func-returns-value]
+        assert self._on_requests(keys, wanted, outcomes, gate) is None
 
 
 class Watch:
@@ -159,10 +159,10 @@ class Watch:
             assert 1 <= answer == moved_bytes(key, choice, index) <= self.controller.slots.key_bytes[key]
             return answer
 
-        def missing(key: int, gate: Any, index: int, moved: int) -> int:
-            answer = missing_bytes(key, gate, index, moved)
-            assert 0 <= answer == missing_bytes(key, gate, index, moved)
-            assert moved + answer <= max(moved, self.controller.slots.key_bytes[key])
+        def missing(key: int, gate: Any, index: int, moved_bytes: int) -> int:
+            answer = missing_bytes(key, gate, index, moved_bytes)
+            assert 0 <= answer == missing_bytes(key, gate, index, moved_bytes)
+            assert moved_bytes + answer <= max(moved_bytes, self.controller.slots.key_bytes[key])
             return answer
 
         selector.select, placement.place = selecting, placing  # type: ignore[method-assign]

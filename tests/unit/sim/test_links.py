@@ -7,6 +7,7 @@ A service is (transfer, link, start, end).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_what_is_issued_holds_its_slot_and_cannot_be_overtaken() -> None:
     step = ahead([0], [7], foreseen=(5, 6))
     times: dict[int, Any] = {1: [(0, 1, 11), (1, 11, 21)], 2: [(0, 1, 11), (1, 11, 21), (2, 21, 31)]}
     for in_flight in (1, 2):
-        loader = Loader(lookahead=1, in_flight=in_flight)  # type: ignore[arg-type]
+        loader = replace(Loader(lookahead=1), in_flight=in_flight)
         timeline = run(machine(step, initial=((0, 0, 0),), loader=loader))
         assert [row[:3] for row in served(timeline, "number", "start_ns", "end_ns")] == times[in_flight]
         assert [t.key % 9 for t in timeline.transfers] == [5, 7] if in_flight == 1 else [5, 6, 7]
@@ -279,4 +280,4 @@ def links_of(scenario: Scenario) -> list[PlainLink]:
         patch.setattr("sim.engine.Engine", Kept)
         simulate(controller, workload, ScenarioDurations(scenario, workload))  # type: ignore[arg-type]
     (engine,) = engines
-    return [make_link(engine, index) for index in range(scenario.hops)]  # type: ignore[arg-type]
+    return [make_link(engine, index) for index in range(scenario.hops)]

@@ -83,5 +83,5 @@ def test_host_time_is_nothing_unless_it_is_said() -> None:
 
 
 def test_a_hit_is_nothing_so_that_any_of_several_outcomes_means_that_something_is_no_plain_hit() -> None:
-    assert Outcome.HIT == 0
+    assert not Outcome.HIT
     assert all(outcome for outcome in Outcome if outcome is not Outcome.HIT)
