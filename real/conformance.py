@@ -151,11 +151,11 @@ class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no 
         if not self._events:
             raise simpy.core.EmptySchedule
         first = self._events[0]
-        if not self._takes(first) and self._is_tie(first) and self.take_recorded():
+        if not self._takes(first) and self._is_tie(first) and self._take_recorded():
             return
         self._ring(heapq.heappop(self._events))
 
-    def take_recorded(self) -> bool:
+    def _take_recorded(self) -> bool:
         """Let the event happen that makes the recorded next call, before its turn; False if there is none."""
         found = min((event for event in self._events if self._takes(event)), default=None)
         if found is None or found[0] > self.peek() + self._tie_ns:
@@ -184,11 +184,11 @@ class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no 
 
     def _is_tie(self, entry: tuple[int, int, int, simpy.Event]) -> bool:
         """Whether an event's own call lies close to the recorded next one in the recording."""
-        next_ns = self._call_ns[self.num_made]
-        for call, now in zip(self._calls[self.num_made :], self._call_ns[self.num_made :], strict=True):
-            if now > next_ns + self._tie_ns:
+        until_ns = self._call_ns[self.num_made] + self._tie_ns
+        for index in range(self.num_made, len(self._calls)):
+            if self._call_ns[index] > until_ns:
                 return False
-            if _may_make(entry[1], call):
+            if _may_make(entry[1], self._calls[index]):
                 return True
         return False
 

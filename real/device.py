@@ -126,8 +126,11 @@ class Device(Protocol):
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
         """Return at ``time_ns``, or at once if it is past, when all that comes before ``turn`` has been handed over."""
 
+    def cut_off(self) -> None:
+        """The run is over. What is under way is cut: nothing is handed over any more."""
+
     def close(self) -> None:
-        """End the run. What is under way is cut: nothing is handed over any more."""
+        """Give back what ``open`` took, whether or not the run got to its end."""
 
 
 Place = tuple[int, int, int, int]
@@ -212,12 +215,15 @@ class NullDevice:
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
         self._pass_to(max(time_ns, self._now_ns), turn)
 
-    def close(self) -> None:
+    def cut_off(self) -> None:
         self._in_service.clear()
         self._heads.clear()
         self._chunks.clear()
         self._cpu.clear()
         self._predictions.clear()
+
+    def close(self) -> None:
+        self.cut_off()
 
     # ---- the event list
 

@@ -94,6 +94,8 @@ class Driver:
                 self.record.step_start_ns.append(now)
                 for sequence in following.begins:
                     self._call_at(now, self.controller.begin_sequence, sequence)
+            elif following is None:
+                self.device.cut_off()
         return following
 
     def _call_at(self, now_ns: int, call: Callable[[int], None], argument: int) -> None:

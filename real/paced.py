@@ -102,6 +102,9 @@ class PacedDevice:
             thread.start()
         self._opened_ns = time.perf_counter_ns()
 
+    def cut_off(self) -> None:
+        self._stop.set()
+
     def close(self) -> None:
         """End the threads. Raise RuntimeError if one had failed and nobody has been told."""
         with self.lock:

@@ -32,7 +32,7 @@ Case = tuple[str, int, bool]
 """Kind of scenario, seed, and whether its times are so small that much happens at one instant."""
 
 KINDS = ("plain", *FEATURES, "mixture")
-SEEDS = dict.fromkeys(FEATURES, 4) | {"plain": 16, "chunks": 12, "mixture": 16}
+SEEDS = dict.fromkeys(FEATURES, 3) | {"plain": 10, "chunks": 12, "mixture": 12}
 PLAIN: list[Case] = [("plain", seed, ties) for seed in range(40) for ties in (True, False)]
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 

@@ -206,13 +206,13 @@ def test_a_service_that_is_stopped_at_a_chunk_never_ends() -> None:
     assert heard.seen == [(2, "chunk to 2", 0), (5, "end", 1)]
 
 
-def test_closing_cuts_what_is_under_way() -> None:
+def test_at_the_end_of_a_run_what_is_under_way_is_cut() -> None:
     heard = listen(2)
     heard.serve(0, 4, moved_bytes=4, head_ns=3)
     heard.device.compute_on_cpu(1, 1, 4)
     heard.device.predict(1, 4)
     heard.device.compute(0, 1, 2)
-    heard.device.close()
+    heard.device.cut_off()
     heard.device.compute(0, 1, 20)
     assert heard.seen == []
 

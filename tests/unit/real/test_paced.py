@@ -152,6 +152,17 @@ def test_closing_does_not_wait_for_what_is_under_way(device: PacedDevice) -> Non
     assert heard.seen == []
 
 
+def test_nothing_is_handed_over_once_a_run_is_over(device: PacedDevice) -> None:
+    heard = Listening(device)
+    with device.lock:
+        heard.serve(0, 0)
+        device.compute_on_cpu(1, 1, 0)
+        device.predict(1, 0)
+        device.cut_off()
+    device.close()
+    assert heard.seen == []
+
+
 def test_a_wait_for_what_nothing_can_bring_says_so(device: PacedDevice) -> None:
     Listening(device)
     with pytest.raises(RuntimeError, match="the moon is missing, but nothing is under way"):
