@@ -31,12 +31,14 @@ OPEN_VALUES = {"score_threshold": ("precision.low_above=0.4", "precision.skip_ab
 """Options that leave values open (???), with values."""
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS, ids="/".join)
+@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=map("/".join, OPTIONS))
 def test_every_option_composes_with_the_rest(configure: Configure, group: str, name: str) -> None:
     cfg = configure(f"{group}={name}")
     assert set(PARTS) <= set(cfg)
     left_open = {key.rpartition(".")[2] for key in OmegaConf.missing_keys(cfg)}
     assert bool(left_open) == (name in OPEN_VALUES)
+    if group in PARTS:
+        assert cfg[group] == option(group, name), "a word on the command line puts the option's file in its place"
 
 
 def test_every_file_of_conf_is_an_option_of_a_group() -> None:
@@ -59,6 +61,11 @@ def option(group: str, name: str) -> DictConfig:
     """An option file alone, with the defaults it builds on."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(f"{group}/{name}")[group]  # type: ignore[no-any-return]
+
+
+@cache
+def system_of(configure: Configure, system: str, *words: str) -> DictConfig:
+    return configure(f"system={system}", *BUILT_ON, *words)
 
 
 # ---- systems ---------------------------------------------------------------------------------------------------------
@@ -89,9 +96,15 @@ def test_a_system_file_holds_choices_only(system: str) -> None:
 def test_every_part_of_every_system_can_be_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
 ) -> None:
+    """The option's file in the place of the system's: as the words do, but composed once a system."""
     group, name = swap
     machine = ("hardware=rtx4090_nvme",) if group == "ram_cache" else ()
-    cfg = configure(f"system={system}", f"{group}={name}", *OPEN_VALUES.get(name, ()), *BUILT_ON, *machine)
+    cfg = system_of(configure, system, *machine).copy()
+    OmegaConf.set_struct(cfg, False)
+    cfg[group] = option(group, name)
+    for word in OPEN_VALUES.get(name, ()):
+        key, value = word.split("=")
+        OmegaConf.update(cfg, key, float(value))
     several = len(OmegaConf.select(cfg, "precision").keys() & {"high", "low"}) == 2
     if several and cfg.cache._target_.endswith("Belady"):
         # The one pair that does not go together says so.
@@ -111,12 +124,13 @@ def test_the_systems_that_are_there_are_those_that_are_documented() -> None:
     assert set(SYSTEMS) >= {"hobbit", "load_on_demand", "lru", "mixtral_offloading", "oracle"}
 
 
-def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure) -> None:
-    cfg = configure("system=hobbit", "cache=lfu", "precision=int8", "predictor=none")
-    assert cfg.cache._target_ == "sim.policies.caches.LFU"
-    assert cfg.precision.precision == "int8"
-    assert cfg.predictor._target_ == "sim.policies.predictors.NoPrediction"
-    assert cfg.loader.depth == "first_missing", "what was not swapped stays the system's"
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure, system: str) -> None:
+    cfg = configure(f"system={system}", "cache=lfu", "precision=int8", "predictor=none")
+    assert cfg.cache == option("cache", "lfu")
+    assert cfg.precision == option("precision", "int8")
+    assert cfg.predictor == option("predictor", "none")
+    assert cfg.loader == system_of(configure, system).loader, "what was not swapped stays the system's"
 
 
 @pytest.mark.parametrize("machine", [name for group, name in OPTIONS if group == "hardware"])
