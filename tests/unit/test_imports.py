@@ -25,7 +25,8 @@ LAYERS = (
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers"},
 )  # fmt: skip
-DRIVERS = {"engine", "real"}
+TOP = {"sim", "sim.build", "sim.execute", "sim.demo", "sim.__main__", "real", "real.recording", "real.conformance"}
+"""What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
 CORE = ["controller", "transfers", "ram", "staging", "slots", "loader", "types", "units", "policies"]
 NEVER_IN_CORE = {"simpy", "hydra", "omegaconf", "time", "datetime", "random", "polars", "pandas", "matplotlib", "rich"}
@@ -69,6 +70,11 @@ def test_a_module_imports_its_own_layer_and_those_below(path: Path) -> None:
             assert other <= own, f"{module_of(path)} (layer {own}) imports {name} (layer {other})"
 
 
+@pytest.mark.parametrize("path", [*files("sim"), *files("real")], ids=module_of)
+def test_every_module_has_its_place_in_the_table(path: Path) -> None:
+    assert (layer_of(module_of(path)) is None) == (module_of(path) in TOP)
+
+
 @pytest.mark.parametrize("path", files("sim"), ids=module_of)
 def test_sim_imports_neither_torch_nor_what_needs_it(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_SIM)
@@ -95,6 +101,12 @@ def test_the_two_drivers_do_not_know_each_other(path: Path) -> None:
     names = set(imports(path))
     if module_of(path) != "sim.engine" and layer_of(module_of(path)) is not None:
         assert "sim.engine" not in names
+
+
+@pytest.mark.parametrize("path", files("real"), ids=module_of)
+def test_the_real_driver_knows_nothing_of_the_simulated_clock(path: Path) -> None:
+    if module_of(path) not in TOP:
+        assert set(imports(path)).isdisjoint({"simpy", "sim.engine", "sim.links"})
 
 
 def loaded_by(statement: str) -> set[str]:
