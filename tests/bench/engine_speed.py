@@ -1,8 +1,8 @@
 """Token-layers a second of the engine, beside this machine's SimPy timeouts a second. Measures, asserts nothing.
 
 Each shape: one synthetic sequence, half of the experts resident, gate lookahead of one site, lookup, transfer and
-decision columns on, derived tables and bounds outside, one core, CPU time, medians. The last line is one JSON
-document.
+decision columns on, derived tables and bounds outside, one core, CPU time, medians; then the first shape with LRU on
+other machines. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import simpy
 from rich.console import Console
@@ -28,7 +32,7 @@ from sim.policies.precisions import Fixed
 from sim.policies.predictors import GateLookahead
 from sim.synthesis import PRESETS, synthesize
 from sim.trace import Trace
-from sim.types import Geometry
+from sim.types import Geometry, Route
 from sim.units import ms
 from sim.workload import Workload
 
@@ -37,13 +41,46 @@ TIMES = {"mixtral_8x7b": (352.0, 0.7, 0.4), "qwen15_moe": (17.3, 0.35, 0.05), "q
 GATES = {"mixtral_8x7b": 0.11, "qwen15_moe": 0.075, "qwen3_30b": 0.045}
 EQ3 = {"lru": 0.3, "lfu": 0.2, "lhu": 0.4, "fld": 0.1}
 TOKENS = 300
+CACHES: dict[str, Callable[[], CachePolicy]] = {
+    "LRU": LRU,
+    "LFU": LFU,
+    "eq. 3": lambda: WeightedScore(EQ3, scope="global", shares=()),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Links, and what the loader does with them. ``ram``: a managed tier that holds this share of all experts."""
+
+    engines: tuple[int, ...] = (1,)
+    head_bytes: tuple[int, ...] = (0,)
+    ram: float = 0.0
+    chunk_bytes: int | None = None
+
+
+ONE_LINK = Machine()
+MACHINES = {
+    "one link": ONE_LINK,
+    "two engines": Machine((2,)),
+    "two links": Machine((1, 1), (0, 0)),
+    "cut-through": Machine((1, 1), (0, 1 << 20)),
+    "managed RAM": Machine((1, 1), (0, 0), ram=0.8),
+    "chunks": Machine(chunk_bytes=16 << 20),
+}
+
+
+class Linear(dict[int, int]):
+    """Nanoseconds by bytes: 25 GB/s after 10 us."""
+
+    def __missing__(self, moved_bytes: int) -> int:
+        return self.setdefault(moved_bytes, round(moved_bytes / 25) + 10_000)
 
 
 def timeouts_per_s(count: int = 200_000) -> float:
     """One SimPy process that waits ``count`` times."""
     env = simpy.Environment()
 
-    def process():
+    def process() -> Generator[simpy.Event, None, None]:
         for _ in range(count):
             yield env.timeout(1)
 
@@ -53,44 +90,63 @@ def timeouts_per_s(count: int = 200_000) -> float:
     return count / (time.process_time() - start)
 
 
-def token_layers_per_s(name: str, trace: Trace, cache: CachePolicy) -> float:
+def token_layers_per_s(name: str, trace: Trace, make: Callable[[], CachePolicy], machine: Machine = ONE_LINK) -> float:
     shape = PRESETS[name]
     megabytes, dense_ms, expert_ms = TIMES[name]
     size = round(megabytes * 1e6)
-    slots = shape.sites * shape.experts // 2
-    geometry = Geometry(shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (size,), slots * size)
+    experts = shape.sites * shape.experts
+    geometry = Geometry(shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (size,), experts // 2 * size)
     workload = Workload(trace, split="all", batching="sequential", lookahead=1)
     _ = workload.chosen, workload.forecasts  # numpy, once a trace: not the engine
-    loader = Loader(wait="as_ready", depth="first_missing")
-    controller = Controller(geometry, GateLookahead(1), cache, Fixed("fp16"), Load(), loader)
-    durations = FixedDurations([ms(dense_ms)] * shape.sites, 0, [ms(expert_ms)], {size: round(size / 25) + 10_000})
+    loader = Loader(wait="as_ready", depth="first_missing", chunk_bytes=machine.chunk_bytes)
+    ram = {"ram_link": 1, "ram_bytes": round(machine.ram * experts) * size} if machine.ram else {}
+    controller = Controller(
+        geometry, GateLookahead(1), make(), Fixed("fp16"), Load(), loader,
+        route=Route(machine.engines, machine.head_bytes, **ram), ram_cache=LRU() if machine.ram else None,
+    )  # fmt: skip
+    links = [Linear() for _ in machine.engines]
+    durations = FixedDurations([ms(dense_ms)] * shape.sites, 0, [ms(expert_ms)], links,
+                               latency_ns=[10_000] * len(links))  # fmt: skip
     gc.collect()
     start = time.process_time()
     simulate(controller, workload, durations)
     return len(controller.gate_calls) / (time.process_time() - start)
 
 
+def measure(repeats: int, runs: Mapping[str, Callable[[], float]]) -> tuple[float, dict[str, float]]:
+    """Medians: timeouts a second, and what each run gives."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    base = []
+    for _ in range(repeats):
+        base.append(timeouts_per_s())
+        for name, run in runs.items():
+            found[name].append(run())
+    return statistics.median(base), {name: statistics.median(values) for name, values in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    caches = {"LRU": LRU, "LFU": LFU, "eq. 3": lambda: WeightedScore(EQ3, scope="global", shares=())}
-    table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio)" for name in caches), "goal (LRU)")
-    results = {}
+    console, results = Console(), dict[str, Any]()
+    table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio)" for name in CACHES), "goal (LRU)")
     for name in TIMES:
         trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
-        runs: dict[str, list[float]] = {cache: [] for cache in caches}
-        base = []
-        for _ in range(repeats):
-            base.append(timeouts_per_s())
-            for cache, make in caches.items():
-                runs[cache].append(token_layers_per_s(name, trace, make()))
-        timeouts = statistics.median(base)
-        rates = {cache: statistics.median(values) for cache, values in runs.items()}
+        runs = {cache: partial(token_layers_per_s, name, trace, make) for cache, make in CACHES.items()}
+        timeouts, rates = measure(repeats, runs)
         cells = [f"{rate / 1e3:.0f}k, {rate / timeouts:.3f}" for rate in rates.values()]
         table.add_row(name, f"{timeouts / 1e6:.2f}M", *cells, f"{GATES[name]}")
         results[name] = {"timeouts_per_s": timeouts, **{cache: rate / timeouts for cache, rate in rates.items()}}
-    Console().print(table)
+    console.print(table)
+    name = next(iter(TIMES))
+    trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
+    runs = {machine: partial(token_layers_per_s, name, trace, LRU, of) for machine, of in MACHINES.items()}
+    timeouts, rates = measure(repeats, runs)
+    table = Table(f"{name}, LRU", "TL/s", "ratio")
+    for machine, rate in rates.items():
+        table.add_row(machine, f"{rate / 1e3:.0f}k", f"{rate / timeouts:.3f}")
+    console.print(table)
+    results["machines"] = {machine: rate / timeouts for machine, rate in rates.items()}
     print(json.dumps(results))
 
 
