@@ -8,12 +8,12 @@ the one being asked for. Its hits must then be those of the textbook policy, req
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
 
 import numpy as np
 import pytest
 
-from sim.controller import Controller
+from sim.controller import ONE_LINK, Controller
 from sim.costs import FixedDurations
 from sim.engine import simulate
 from sim.loader import Loader
@@ -23,7 +23,7 @@ from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
-from sim.types import Geometry, Outcome
+from sim.types import Geometry, Outcome, Route
 from sim.workload import Workload
 
 EXPERT_BYTES = 1000
@@ -40,6 +40,7 @@ def capacities(shape: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(sorted({2, max(2, total // 4), total // 2, total - 1}))
 
 
+@cache
 def routing(shape: tuple[int, int, int], seed: int) -> np.ndarray:
     """Experts [steps, sites]: skewed popularity that drifts, with repeats, and a loop that LRU is known to lose on."""
     sites, experts, steps = shape
@@ -54,6 +55,7 @@ def routing(shape: tuple[int, int, int], seed: int) -> np.ndarray:
                 chosen[step, site] = rng.choice(experts, p=popularity[step * 3 // steps, site])
     loop = slice(steps // 3, steps // 3 + 3 * experts)
     chosen[loop] = (np.arange(steps)[loop] % experts)[:, None]
+    chosen.setflags(write=False)
     return chosen
 
 
@@ -98,19 +100,33 @@ def policy_of(name: str) -> CachePolicy:
     return made[name](initial="empty")  # type: ignore[operator]
 
 
-def simulated_hits(chosen: np.ndarray, experts: int, capacity: int, name: str, **switches: Any) -> list[int]:
+@cache
+def simulated_hits(shape: tuple[int, int, int], seed: int, capacity: int, name: str) -> list[int]:
+    return run(routing(shape, seed), shape[1], capacity, name, Loader())[0]
+
+
+def run(
+    chosen: np.ndarray, experts: int, capacity: int, name: str, loader: Loader, route: Route = ONE_LINK, ram: str = ""
+) -> tuple[list[int], list[tuple[int, bool]]]:
+    """The hits, and key and finding of every lookup in RAM, if ``ram`` names a policy for it."""
     sites = chosen.shape[1]
     workload = Workload(trace_of(chosen, experts))
     geometry = Geometry(sites, experts, 1, ("fp16",), (16.0,), (EXPERT_BYTES,), capacity * EXPERT_BYTES)
     policy = policy_of(name)
     if isinstance(policy, Belady):
         policy.foresee([[key] for key in keys_of(chosen, experts)])
-    controller = Controller(geometry, NoPrediction(), policy, Fixed("fp16"), Load(), Loader(**switches))
-    simulate(controller, workload, FixedDurations([5] * sites, 3, [2], {EXPERT_BYTES: 11}))
+    controller = Controller(geometry, NoPrediction(), policy, Fixed("fp16"), Load(), loader, route=route,
+                            ram_cache=policy_of(ram) if ram else None)  # fmt: skip
+    asked = []
+    if controller.ram is not None:
+        look_up = controller.ram.look_up
+        controller.ram.look_up = lambda key: asked.append((key, look_up(key))) or asked[-1][1]  # type: ignore
+    hops = [{EXPERT_BYTES: 11 + 4 * link, EXPERT_BYTES // 2: 6 + 2 * link} for link in range(route.links)]
+    simulate(controller, workload, FixedDurations([5] * sites, 3, [2], hops, latency_ns=[1] * route.links))
     controller.check()
     assert controller.lookup_keys == keys_of(chosen, experts)
     assert set(controller.lookup_outcomes) <= {Outcome.HIT, Outcome.MISS}
-    return [int(outcome == Outcome.HIT) for outcome in controller.lookup_outcomes]
+    return [int(outcome == Outcome.HIT) for outcome in controller.lookup_outcomes], asked
 
 
 # Plain Python
@@ -204,7 +220,7 @@ def test_hits_are_those_of_plain_python_request_by_request(shape, seed, name):
     chosen = routing(shape, seed)
     requests = keys_of(chosen, shape[1])
     for capacity in capacities(shape):
-        hits = simulated_hits(chosen, shape[1], capacity, name)
+        hits = simulated_hits(shape, seed, capacity, name)
         assert_same(hits, PLAIN[name](requests, capacity), requests)
 
 
@@ -215,32 +231,73 @@ def test_hits_are_those_of_libcachesim_request_by_request(shape, seed, name):
     chosen = routing(shape, seed)
     requests = keys_of(chosen, shape[1])
     for capacity in capacities(shape):
-        hits = simulated_hits(chosen, shape[1], capacity, name)
+        hits = simulated_hits(shape, seed, capacity, name)
         assert_same(hits, library_hits(requests, capacity, name), requests)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("switches", [{"in_flight": 2}, {"wait": "as_ready"}, {"demand_first": False}], ids=str)
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"in_flight": 2}, {"wait": "as_ready"}, {"wait": "in_order"}, {"demand_first": False}, {"slot_claim": "queue"},
+        {"retention": "after_batch"}, {"replay_unit": "access"}, {"write_back": True}, {"staging_slots": 2},
+        {"chunk_bytes": EXPERT_BYTES // 2},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_switches_that_concern_prefetches_or_times_change_no_hit(name, switches):
     shape = SHAPES[1]
     chosen = routing(shape, seed=9)
-    for capacity in capacities(shape):
+    for capacity in capacities(shape)[::2]:
         expected = PLAIN[name](keys_of(chosen, shape[1]), capacity)
-        assert simulated_hits(chosen, shape[1], capacity, name, **switches) == expected
+        assert run(chosen, shape[1], capacity, name, Loader(**switches))[0] == expected
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "route",
+    [Route((2,)), Route((1, 1), (0, 0)), Route((2, 1, 1), (0, 0, EXPERT_BYTES // 2))],
+    ids=["two engines", "two links", "three links, cut through and shared"],
+)
+def test_the_way_to_the_device_changes_no_hit(name, route):
+    shape = SHAPES[1]
+    chosen = routing(shape, seed=9)
+    for capacity in capacities(shape)[::2]:
+        expected = PLAIN[name](keys_of(chosen, shape[1]), capacity)
+        assert run(chosen, shape[1], capacity, name, Loader(), route)[0] == expected
+
+
+@pytest.mark.parametrize("device", POLICIES)
+@pytest.mark.parametrize("ram", ["lru", "lfu", "fifo"])
+@pytest.mark.parametrize("link", [1, 2])
+def test_ram_hits_are_those_of_plain_python_on_what_the_device_misses(device, ram, link):
+    """The stream of a tier are the requests that reach it."""
+    shape = SHAPES[1]
+    chosen = routing(shape, seed=5)
+    requests = keys_of(chosen, shape[1])
+    found = 0
+    for capacity, slots in ((2, 4), (4, 9)):
+        route = Route((1, 1, 1), (0, 0, 0), ram_link=link, ram_bytes=slots * EXPERT_BYTES)
+        hits, asked = run(chosen, shape[1], capacity, device, Loader(), route, ram)
+        assert hits == PLAIN[device](requests, capacity)
+        missed = [key for key, hit in zip(requests, hits, strict=True) if not hit]
+        assert [key for key, _ in asked] == missed
+        assert_same([int(hit) for _, hit in asked], PLAIN[ram](missed, slots), missed)
+        found += sum(hit for _, hit in asked)
+    assert found > 20
 
 
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_no_policy_has_more_hits_than_belady(shape, seed):
-    chosen = routing(shape, seed)
     for capacity in capacities(shape):
-        best = sum(simulated_hits(chosen, shape[1], capacity, "belady"))
+        best = sum(simulated_hits(shape, seed, capacity, "belady"))
         for name in ("lru", "lfu", "fifo"):
-            assert sum(simulated_hits(chosen, shape[1], capacity, name)) <= best
+            assert sum(simulated_hits(shape, seed, capacity, name)) <= best
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_streams_tell_the_policies_apart(shape):
     half = shape[0] * shape[1] // 2
-    vectors = {name: simulated_hits(routing(shape, 0), shape[1], half, name) for name in POLICIES}
+    vectors = {name: simulated_hits(shape, 0, half, name) for name in POLICIES}
     assert len({tuple(hits) for hits in vectors.values()}) == len(POLICIES)
     assert all(0.1 < sum(hits) / len(hits) < 0.9 for hits in vectors.values())
