@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.policies.caches import FIFO, LFU, LRU, Belady, Transient, WeightedScore
@@ -81,6 +83,39 @@ def test_an_evicted_key_comes_back_as_recent() -> None:
     assert order(policy) == [1]
     policy.on_insert(0, Cause.PREFETCH)
     assert order(policy) == [1, 0]
+
+
+def rows(*experts: tuple[int, ...]) -> Any:
+    """A gate of several rows, each with its experts by rank (-1: none); needs go by the number of rows, then id."""
+    count = Counter(expert for row in experts for expert in row if expert >= 0)
+    needs = sorted(count, key=lambda expert: (-count[expert], expert))
+    return SimpleNamespace(site=0, token=3, tick=0, needs=needs, tokens=[count[e] for e in needs],
+                           experts=np.array(experts))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recency", "expected"),
+    [("needs", [4, 0, 1, 2, 3]), ("rows", [4, 1, 0, 3, 2])],
+)
+def test_recency_by_rows_goes_by_the_last_row_that_chose_an_expert_and_its_rank_there(
+    recency: str, expected: list[int]
+) -> None:
+    """Need order is 0 (two rows), 1, 2, 3. By rows: 1 in the first only, 0 last in the second, then 3 and 2."""
+    policy = begin(LRU(initial="empty", recency=recency), 0, 1, 2, 3, 4)
+    ask(policy, 0, 1, 2, 3, at=rows((0, 1), (0, -1), (3, 2)))
+    assert order(policy) == expected
+
+
+def test_recency_by_rows_leaves_what_the_gate_does_not_name_where_it_is() -> None:
+    """A wave tells of some needs of its gate: 2, which the last row chose, is not among them."""
+    policy = begin(LRU(initial="empty", recency="rows"), 0, 1, 2)
+    ask(policy, 0, 1, at=rows((1, 0), (0, 2), (1, 2)))
+    assert order(policy) == [2, 0, 1]
+
+
+def test_an_unknown_recency_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown LRU recency 'tokens'; known: needs, rows"):
+        LRU(recency="tokens")
 
 
 def test_fifo_goes_by_inserts_and_hears_no_requests() -> None:
@@ -266,6 +301,64 @@ def test_what_is_evicted_or_blocked_is_not_offered() -> None:
 def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0"):
         WeightedScore(weights)
+
+
+# ---- what is asked for and never comes in ----------------------------------------------------------------------------
+
+
+EVERY = {
+    "LRU": lambda: LRU(initial="empty"),
+    "LRU by rows": lambda: LRU(initial="empty", recency="rows"),
+    "FIFO": lambda: FIFO(initial="empty"),
+    "Transient": Transient,
+    "LFU": lambda: LFU(initial="empty"),
+    "LFU by sequence": lambda: LFU("sequence", initial="empty"),
+    "LFU by model": lambda: LFU("model", initial="empty"),
+    "weighted": lambda: WeightedScore(dict.fromkeys(WeightedScore.TERMS, 1.0), "global", (), "empty"),
+    "Belady": lambda: Belady(initial="empty"),
+}
+
+
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(make: Callable[[], Any]) -> None:
+    """3 is absent and computed on the CPU, twice; 0 is there, and stays."""
+    policy = make()
+    if isinstance(policy, Belady):
+        policy.foresee([[0, 3], [3]])
+    begin(policy, 0)
+    for tick, keys in enumerate([(0, 3), (3,)]):
+        ask(policy, *keys, missed=[3], at=SimpleNamespace(**vars(rows(keys)) | {"tick": tick}))
+        policy.on_evict(3)
+        assert order(policy) == [0]
+    policy.on_insert(3, Cause.PREFETCH)
+    assert sorted(order(policy)) == [0, 3]
+
+
+def test_a_use_elsewhere_is_a_use() -> None:
+    """3 is computed on the CPU twice, then prefetched: it counts two with counts that outlive it, else none."""
+    found = {}
+    for counts in ("resident", "sequence", "model"):
+        policy = begin(LFU(counts, initial="empty"), 0)
+        ask(policy, 0)
+        for _ in range(2):
+            ask(policy, 3, missed=[3])
+            policy.on_evict(3)
+        policy.on_insert(3, Cause.PREFETCH)
+        found[counts] = order(policy)
+    assert found == {"resident": [3, 0], "sequence": [0, 3], "model": [0, 3]}
+
+
+def test_a_need_that_comes_into_the_pool_from_staging_has_the_recency_of_its_request() -> None:
+    policy = begin(LRU(initial="empty"), 0, 1)
+    ask(policy, 3, 0)
+    policy.on_insert(3, Cause.PREFETCH)
+    assert order(policy) == [1, 3, 0]
+
+
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+def test_every_policy_of_this_project_admits_all(make: Callable[[], Any]) -> None:
+    assert make().admits_all
+    assert all(make().admit(3, cause) for cause in Cause)
 
 
 # ---- Belady ----------------------------------------------------------------------------------------------------------
