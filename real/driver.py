@@ -174,8 +174,9 @@ class Driver:
         for key, tokens in batch.needs:
             precision = self.controller.geometry.precision_of(key)
             self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
-            if self.controller.waiting:
-                with self.device.lock:
+            with self.device.lock:
+                # A result of the CPU may just have let the last ones in.
+                if self.controller.waiting:
                     now = self.device.now_ns()
                     self._host_until(now)
                     self._end_need(key, now)
