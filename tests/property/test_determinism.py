@@ -28,10 +28,21 @@ def run(folder: Path, hash_seed: str, *overrides: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("system", ["hobbit", "mixtral_offloading"])
-def test_two_runs_leave_the_same_bytes_but_for_wall_time_and_folder(tmp_path: Path, system: str) -> None:
-    one = run(tmp_path / "one", "1", f"system={system}")
-    two = run(tmp_path / "two", "271828", f"system={system}")
+RUNS = {
+    "hobbit": ("system=hobbit",),
+    "mixtral_offloading": ("system=mixtral_offloading",),
+    "requests over time, through RAM, in chunks, beside a CPU": (
+        "system=mixtral_offloading", "hardware=rtx4090_nvme", "hardware.prediction_us=30",
+        "workload=continuous_4_chunked", "workload.arrivals_per_s=0.5", "placement=absent_on_cpu",
+        "placement.up_to_tokens=1", "loader.chunk_bytes=33554432",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+def test_two_runs_leave_the_same_bytes_but_for_wall_time_and_folder(tmp_path: Path, words: tuple[str, ...]) -> None:
+    one = run(tmp_path / "one", "1", *words)
+    two = run(tmp_path / "two", "271828", *words)
     assert set(one) == set(two) == FILES
     for name in FILES - {"summary.json", "config.yaml"}:
         assert one[name] == two[name], name
