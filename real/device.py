@@ -93,7 +93,10 @@ class Device(Protocol):
     def now_ns(self) -> int: ...
 
     def serve(self, service: Service) -> None:
-        """Begin a service on an engine that is free."""
+        """Begin a service on an engine that is free.
+
+        It ends after that of the same transfer on an outer link, where that has only handed it on.
+        """
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         """Report the first end of a chunk after now, if it comes before the service's own; or do so no more.

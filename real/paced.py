@@ -111,8 +111,8 @@ class PacedDevice:
             self._is_closed = True
             self._stop.set()
             for called in (*(seat.called for seats in self._seats for seat in seats), self._cpu.called,
-                           self._predictor.called):  # fmt: skip
-                called.notify()
+                           self._predictor.called, self._news):  # fmt: skip
+                called.notify_all()
         for thread in self._threads:
             thread.join()
         sys.setswitchinterval(self._switch_interval_s)
@@ -219,9 +219,16 @@ class PacedDevice:
             else:
                 self._copy_paced(seat, service)
             with self.lock:
+                while self._is_fed(service) and not self._is_closed:
+                    self._news.wait()
                 if seat.service is service and not self._is_closed:
                     self.stop(service)
                     self._hand_over(partial(self._listener.on_service_end, service))
+
+    def _is_fed(self, service: Service) -> bool:
+        """Whether an outer link is still bringing what this service moves on: it cannot be over before."""
+        outer = (seat.service for seats in self._seats[service.link + 1 :] for seat in seats)
+        return any(other is not None and other.number == service.number for other in outer)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
         """The whole service of an engine that has its link for itself, or up to where it is cut."""

@@ -133,14 +133,26 @@ def _measure_services(recording: Recording, lengths: Lengths) -> None:
 @dataclass
 class Gate:
     """What the calls say of one gate: when it was, and by key the lookup of a loaded need, since when it could be
-    computed, and when that was told to be over; when the last CPU result came.
+    computed, and when that was told to be over; when the last CPU result came; how many needs waited since when.
     """
 
     at_ns: int
+    waiting: list[tuple[int, int]] = field(default_factory=list)
     row: dict[int, int] = field(default_factory=dict)
     ready_ns: dict[int, int] = field(default_factory=dict)
     done_ns: dict[int, int] = field(default_factory=dict)
     result_ns: int = 0
+
+    def end_ns(self, key: int, computed_ns: int) -> int:
+        """When the stream was through with a need: not before its end was told, if it was or would have been.
+
+        It would have been, if a CPU result had not let in all that waited in the meantime.
+        """
+        if key in self.done_ns:
+            return self.done_ns[key]
+        if [count for at_ns, count in self.waiting if at_ns <= computed_ns][-1] == 0:
+            return computed_ns
+        return next(at_ns for at_ns, count in self.waiting if at_ns > computed_ns and count == 0)
 
 
 def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[Gate]:
@@ -158,6 +170,8 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
             gates[-1].result_ns = result_ns = now
         elif call.kind == "prediction_ready":
             lengths.prediction[call.argument] = now - gates[call.argument].at_ns
+        if call.kind in ("gate", "need_done"):
+            gates[-1].waiting.append((now, call.waiting))
         admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True) if outcome not in NOT_LOADED]
         submitted_ns += [now] * call.outcomes.count(Outcome.CPU)
         for key in call.keys:
@@ -190,8 +204,8 @@ def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -
             lengths.dense[-1].append(gate.at_ns - max(free_ns, there_ns))
             free_ns = gate.at_ns
             for _ in gate.row:
-                key, _, end_ns = next(computed)
-                end_ns = gate.done_ns.get(key, end_ns)
+                key, _, computed_ns = next(computed)
+                end_ns = gate.end_ns(key, computed_ns)
                 lengths.compute[gate.row[key]] = end_ns - max(free_ns, gate.ready_ns[key])
                 free_ns = end_ns
             free_ns = max(free_ns, gate.result_ns)

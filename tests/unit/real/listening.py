@@ -14,6 +14,7 @@ class Listening:
     def __init__(self, device: Device, engines: tuple[int, ...] = (1,)) -> None:
         self.device, self.seen = device, list[tuple[int, str, int]]()
         self.then: dict[tuple[str, int], Callable[[], object]] = {}
+        self.ended: list[Service] = []
         self.row = 0
         device.open(self, engines)
 
@@ -34,6 +35,7 @@ class Listening:
             self.then[what, number]()
 
     def on_service_end(self, service: Service) -> None:
+        self.ended.append(service)
         self._see("end", service.number)
 
     def on_head(self, service: Service) -> None:

@@ -88,6 +88,16 @@ def test_a_head_is_handed_on_before_the_end(device: PacedDevice) -> None:
     assert heard.seen[0][0] >= service.start_ns + MS
 
 
+def test_what_an_outer_link_still_feeds_does_not_end_before_it(device: PacedDevice) -> None:
+    heard = Listening(device, (1, 1))
+    with device.lock:
+        heard.serve(1, 4 * MS, link=1)
+        heard.serve(1, 0, link=0)
+    wait_for(heard, 2)
+    device.close()
+    assert [service.link for service in heard.ended] == [1, 0]
+
+
 def test_a_service_is_cut_at_the_end_of_a_chunk_and_its_engine_serves_on(device: PacedDevice) -> None:
     heard = Listening(device)
 
