@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,27 +25,33 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from sim.trace_checks import check_rows
+from sim.trace_fields import HEADER_FILE, TraceError
 from sim.trace_header import (
     COLUMNS,
-    HEADER_FILE,
     ROUTES_FILE,
+    Finding,
     Header,
     Lookahead,
     ModelShape,
     Site,
-    TraceError,
     TraceSequence,
     check_header,
     check_path,
     parse_header,
     trace_sha256,
 )
-from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Float32s, Trace, check_rows
+from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Float32s, Trace
 
 __all__ = [
-    "CHUNK", "DECODE", "PREFILL", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError", "TraceSequence",
-    "read_trace", "trace_sha256", "write_trace",
+    "CHUNK", "DECODE", "PREFILL", "Finding", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError",
+    "TraceSequence", "read_trace", "trace_sha256", "write_findings", "write_trace",
 ]  # fmt: skip
+
+LARGEST_HEADER_BYTES = 1 << 28
+LARGEST_ROWS_BYTES = 1 << 35
+"""What the columns of a trace may take in memory: a parquet file of a few bytes can claim any number of rows."""
+VALUE_BYTES = 4
 
 Content = bytes | Callable[[Path], None]
 
@@ -108,16 +114,39 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
             rule = f"was not recorded in this trace (recorded: {list(header.columns)})"
             raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
     stored = _stored(header, asked)
-    expected = {"site": ((pl.Int16,), 0)} | {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
-    expected["ids"] = ((pl.Int16,), header.model.top_k)
-    for name, how in stored.items():
-        expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
-    trace = _build(header, _load_arrays(root / ROUTES_FILE, expected), stored)
+    recorded = _expected(header, _stored(header, header.columns))
+    trace = _build(header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored)
     check_rows(trace)
     return _freeze(trace)
 
 
+def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header:
+    """Put ``findings`` in place of those in the header of the trace in ``directory``, and return it.
+
+    Everything else stays as it is, `trace_sha256` too. Raise `TraceError` if the header is none, or a finding names a
+    sequence or site that the trace has not; OSError where it cannot be written.
+    """
+    root = Path(directory)
+    header = replace(_read_header(root), findings=tuple(findings))
+    text = header.to_json()
+    parse_header(text)
+    place = root / HEADER_FILE
+    with tempfile.NamedTemporaryFile("w", dir=root, prefix=f".{HEADER_FILE}.", encoding="utf-8", delete=False) as draft:
+        try:
+            draft.write(text)
+            draft.close()
+            shutil.copymode(place, draft.name)
+            os.replace(draft.name, place)
+        except OSError:
+            os.unlink(draft.name)
+            raise
+    return header
+
+
 # Storage
+
+Expected = Mapping[str, tuple[tuple[Any, ...], int]]
+"""By column: the dtypes it may have, and its width (0: one value)."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +176,16 @@ def _stored(header: Header, columns: Collection[str]) -> dict[str, _Stored]:
     if "active_shares" in columns:
         stored["active_shares"] = _Stored(model.top_k * len(header.sparsities), steps.get("active_shares"))
     return stored
+
+
+def _expected(header: Header, stored: Mapping[str, _Stored]) -> Expected:
+    """The columns that the file must have for the header and these ``stored`` ones."""
+    expected: dict[str, tuple[tuple[Any, ...], int]] = {"site": ((pl.Int16,), 0)}
+    expected |= {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
+    expected["ids"] = ((pl.Int16,), header.model.top_k)
+    for name, how in stored.items():
+        expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
+    return expected
 
 
 def _frame(trace: Trace) -> pl.DataFrame:
@@ -209,11 +248,21 @@ def _sha256(path: Path) -> str:
 
 
 def _read_header(root: Path) -> Header:
+    place = root / HEADER_FILE
     try:
-        text = (root / HEADER_FILE).read_bytes()
-    except OSError as error:
-        rule = f"cannot be read ({error.strerror})"
-        raise TraceError(HEADER_FILE, "file", str(root / HEADER_FILE), rule, "name the directory of a trace") from None
+        # A pipe would block, and a device has no end.
+        if not place.is_file():
+            rule = "is missing, or is no file"
+            raise TraceError(HEADER_FILE, "file", str(place), rule, "name the directory of a trace")
+        size = place.stat().st_size
+        if size > LARGEST_HEADER_BYTES:
+            raise TraceError(HEADER_FILE, "size", size, f"must be at most {LARGEST_HEADER_BYTES} bytes")
+        text = place.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        rule = f"cannot be read ({error})"
+        raise TraceError(HEADER_FILE, "file", str(place), rule, "name the directory of a trace") from None
     return parse_header(text)
 
 
@@ -231,25 +280,37 @@ def _check_file(root: Path, path: str, digest: str) -> None:
         raise TraceError(path, "sha256", found, f"must be {digest}: the file was altered or truncated")
 
 
-def _load_arrays(path: Path, expected: Mapping[str, tuple[tuple[Any, ...], int]]) -> dict[str, NDArray[Any]]:
-    """The file's columns, each with one of its expected dtypes and its width (0: one value), as arrays."""
+def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, NDArray[Any]]:
+    """The ``wanted`` columns of the file as arrays; the file must have exactly the ``recorded`` ones, as expected."""
     try:
         found = pl.read_parquet_schema(path)
-        for name in expected:
+        for name, (dtypes, width) in recorded.items():
             if name not in found:
                 raise TraceError(ROUTES_FILE, name, "absent", f"must be a column (found {sorted(found)})")
-        frame = pl.read_parquet(path, columns=list(expected))
-        return {name: _array(frame[name], *shape) for name, shape in expected.items()}
+            _check_dtype(name, found[name], dtypes, width)
+        if unknown := sorted(set(found) - set(recorded)):
+            raise TraceError(ROUTES_FILE, "columns", unknown, f"must be listed in {HEADER_FILE}")
+        row_bytes = sum(max(width, 1) * VALUE_BYTES for dtypes, width in wanted.values())
+        num_rows = pl.scan_parquet(path).select(pl.len()).collect().item()
+        if num_rows * row_bytes > LARGEST_ROWS_BYTES:
+            rule = f"must be at most {LARGEST_ROWS_BYTES // row_bytes} with these columns"
+            raise TraceError(ROUTES_FILE, "rows", num_rows, rule, "ask for fewer columns, or capture less at a time")
+        frame = pl.read_parquet(path, columns=list(wanted))
+        return {name: _array(frame[name]) for name in wanted}
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise TraceError(ROUTES_FILE, "content", str(error), "must be a parquet file that polars reads") from None
 
 
-def _array(column: pl.Series, dtypes: tuple[Any, ...], width: int) -> NDArray[Any]:
-    dtype = column.dtype
+def _check_dtype(name: str, dtype: Any, dtypes: tuple[Any, ...], width: int) -> None:
     inner, shape = (dtype.inner, dtype.shape) if isinstance(dtype, pl.Array) else (dtype, ())
     if inner not in dtypes or shape != ((width,) if width else ()):
         rule = f"must be {' or '.join(map(str, dtypes))}" + (f", {width} in a row" if width else "")
-        raise TraceError(ROUTES_FILE, column.name, str(dtype), rule)
+        raise TraceError(ROUTES_FILE, name, str(dtype), rule)
+
+
+def _array(column: pl.Series) -> NDArray[Any]:
+    dtype = column.dtype
+    inner = dtype.inner if isinstance(dtype, pl.Array) else dtype
     values = column.to_numpy()
     # Nulls inside a row show only as a changed dtype.
     if column.null_count() or values.dtype != pl.Series([], dtype=inner).to_numpy().dtype:

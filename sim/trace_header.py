@@ -1,20 +1,27 @@
-"""The header of a trace: what was recorded, from which model, how it is stored. Plain frozen values and strict JSON.
+"""The header of a trace: what was recorded, from which model, how it is stored, and what was found wrong with it.
 
-Reading trusts nothing: every field has a type and a range, unknown fields are refused, and each refusal is a
-`TraceError` that names the file, the field, the value, the rule and the way out.
+Plain frozen values and strict JSON. Reading trusts nothing: see `sim.trace_fields`.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
 
 from sim.routing import RoutingRule
+from sim.trace_fields import (
+    HEADER_FILE,
+    Fields,
+    TraceError,
+    is_number,
+    is_scalar,
+    is_sha256,
+    is_text,
+    load_object,
+)
 
 SCHEMA = 1
-HEADER_FILE = "header.json"
 ROUTES_FILE = "routes.parquet"
 SOURCES = ("captured", "imported", "synthetic")
 SPLITS = ("fit", "eval")
@@ -24,23 +31,9 @@ SITE_KINDS = ("ffn", "attn")
 STACKS = ("encoder", "decoder")
 COLUMNS = ("logits", "lookahead", "expert_norms", "active_shares")
 STEP_NAMES = ("weights", "logits", "expert_norms", "active_shares")
-RECAPTURE = "capture or synthesise the trace again, or restore the file"
-_INT32_MAX = (1 << 31) - 1
 _INT16_MAX = (1 << 15) - 1
 
 Scalar = str | int | float | bool
-T = TypeVar("T")
-
-
-class TraceError(ValueError):
-    """A trace that is not what it claims. The message names file, field, value, rule and the way out."""
-
-    def __init__(self, file: str, name: str, value: object, rule: str, remedy: str = RECAPTURE) -> None:
-        shown = _shown(value)
-        super().__init__(f"{file}: {name} is {shown}, {rule}; {remedy}")
-        self.file = file
-        self.field = name
-        self.rule = rule
 
 
 @dataclass(frozen=True)
@@ -106,13 +99,30 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something about a trace that a user of its numbers should know. ``check`` names what looked, ``text`` says what
+    was found, with values, and the way out.
+
+    ``serious``: statistics or simulations of these rows mislead. ``sequences`` and ``sites`` are those concerned, none
+    where it is the whole trace.
+    """
+
+    check: str
+    serious: bool
+    text: str
+    sequences: tuple[int, ...] = ()
+    sites: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Header:
     """Everything about a trace but its rows.
 
     ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`, `logits`,
     `expert_norms`, `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of
     channels below the thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256
-    by relative path) are filled when the trace is written.
+    by relative path) are filled when the trace is written. ``findings`` are what a check of the rows found, None where
+    none was made.
     """
 
     name: str
@@ -131,6 +141,7 @@ class Header:
     provenance: Mapping[str, Scalar] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] | None = None
     schema: int = SCHEMA
 
     @property
@@ -148,6 +159,8 @@ class Header:
             if not self.encoder_sites:
                 # Without an encoder the text is that of the traces that never heard of one.
                 del row["stack"]
+        if self.findings is None:
+            del plain["findings"]
         return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -159,14 +172,11 @@ def trace_sha256(header: Header) -> str:
 
 def parse_header(text: str | bytes) -> Header:
     """Header from the text of ``header.json``. Raise `TraceError` for anything that `Header.to_json` cannot write."""
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(HEADER_FILE, "text", str(error), "must be JSON") from None
+    value = load_object(text)
     if isinstance(value, dict) and value.get("schema") != SCHEMA:
         remedy = "convert the trace, or use the version of this program that wrote it"
         raise TraceError(HEADER_FILE, "schema", value.get("schema"), f"must be {SCHEMA}", remedy)
-    header = _header(_Fields(value, "", Header))
+    header = _header(Fields(value, "", Header, {"findings": None}))
     check_header(header)
     return header
 
@@ -196,12 +206,19 @@ def check_header(header: Header) -> None:
     for name in header.steps:
         if name not in STEP_NAMES:
             raise TraceError(HEADER_FILE, "steps", name, f"must be one of {STEP_NAMES}")
+    if len(set(header.columns)) != len(header.columns):
+        raise TraceError(HEADER_FILE, "columns", header.columns, "must be distinct")
     if ("lookahead" in header.columns) != (header.lookahead is not None):
         raise TraceError(HEADER_FILE, "lookahead", header.lookahead, "must come with its column, and only then")
     if ("active_shares" in header.columns) != bool(header.sparsities):
         raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must come with their column, and only then")
     if list(header.sparsities) != sorted(set(header.sparsities)):
         raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must be ascending and distinct")
+    for index, finding in enumerate(header.findings or ()):
+        for name, among in (("sequences", set(sequences)), ("sites", set(numbers))):
+            if not among.issuperset(getattr(finding, name)):
+                rule = f"must be among those of this {HEADER_FILE}"
+                raise TraceError(HEADER_FILE, f"findings[{index}].{name}", getattr(finding, name), rule)
 
 
 def check_path(path: str) -> None:
@@ -213,65 +230,8 @@ def check_path(path: str) -> None:
         raise TraceError(HEADER_FILE, "files", path, rule)
 
 
-class _Fields:
-    """The fields of one JSON object, taken one by one with their types; ``path`` names the object in errors.
-
-    Fields in ``optional`` may be absent and then have the value given there.
-    """
-
-    def __init__(
-        self, value: object, path: str, shape: type[Any], optional: Mapping[str, object] | None = None
-    ) -> None:
-        self.path = path
-        known = set(shape.__dataclass_fields__)
-        if not isinstance(value, dict):
-            raise TraceError(HEADER_FILE, path or "text", value, "must be a JSON object")
-        whole = dict(optional or {}) | value
-        if set(whole) != known:
-            missing, unknown = sorted(known - set(whole)), sorted(set(value) - known)
-            rule = f"must have exactly the known fields (missing {missing}, unknown {unknown})"
-            raise TraceError(HEADER_FILE, path or "fields", sorted(value), rule)
-        self.value: dict[str, object] = whole
-
-    def refusal(self, key: str, rule: str) -> TraceError:
-        name = f"{self.path}.{key}" if self.path else key
-        return TraceError(HEADER_FILE, name, self.value[key], rule)
-
-    def text(self, key: str, among: Collection[str] | None = None) -> str:
-        value = self.value[key]
-        # Lone surrogates survive JSON but no file name, hash or output can hold them.
-        if not isinstance(value, str) or not _is_text(value) or (among is not None and value not in among):
-            raise self.refusal(key, f"must be one of {tuple(among)}" if among is not None else "must be text")
-        return value
-
-    def integer(self, key: str, minimum: int, maximum: int = _INT32_MAX) -> int:
-        value = self.value[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self.refusal(key, f"must be an int in {minimum}..{maximum}")
-        return value
-
-    def number(self, key: str, maximum: float, above: float | None = None) -> float:
-        """A number in 0..``maximum``, and greater than ``above`` if given."""
-        if not _is_number(self.value[key], maximum, above):
-            raise self.refusal(key, f"must be a number in 0..{maximum}" + ("" if above is None else f", > {above}"))
-        return float(self.value[key])  # type: ignore[arg-type]
-
-    def array(self, key: str, item: Callable[[object, str], T]) -> tuple[T, ...]:
-        value = self.value[key]
-        if not isinstance(value, list):
-            raise self.refusal(key, "must be a list")
-        prefix = f"{self.path}.{key}" if self.path else key
-        return tuple(item(entry, f"{prefix}[{index}]") for index, entry in enumerate(value))
-
-    def table(self, key: str, rule: str, accepts: Callable[[object], bool]) -> dict[str, Any]:
-        value = self.value[key]
-        if not isinstance(value, dict) or not all(_is_text(name) and accepts(item) for name, item in value.items()):
-            raise self.refusal(key, f"must be an object of {rule}")
-        return dict(value)
-
-
-def _header(fields: _Fields) -> Header:
-    files = fields.table("files", "sha256 by path", _is_sha256)
+def _header(fields: Fields) -> Header:
+    files = fields.table("files", "sha256 by path", is_sha256)
     for path in files:
         check_path(path)
     if ROUTES_FILE not in files:
@@ -281,24 +241,25 @@ def _header(fields: _Fields) -> Header:
         name=fields.text("name"),
         created=fields.text("created"),
         source=fields.text("source", SOURCES),
-        model=_model(_Fields(fields.value["model"], "model", ModelShape)),
+        model=_model(Fields(fields.value["model"], "model", ModelShape)),
         dtype=fields.text("dtype"),
         experts_implementation=fields.text("experts_implementation"),
-        sites=fields.array("sites", lambda value, path: _site(_Fields(value, path, Site, {"stack": "decoder"}))),
-        sequences=fields.array("sequences", lambda value, path: _sequence(_Fields(value, path, TraceSequence))),
+        sites=fields.array("sites", lambda value, path: _site(Fields(value, path, Site, {"stack": "decoder"}))),
+        sequences=fields.array("sequences", lambda value, path: _sequence(Fields(value, path, TraceSequence))),
         licence=fields.text("licence"),
-        lookahead=None if lookahead is None else _lookahead(_Fields(lookahead, "lookahead", Lookahead)),
-        steps=fields.table("steps", "positive numbers", lambda value: _is_number(value, 1e6, 0.0)),
+        lookahead=None if lookahead is None else _lookahead(Fields(lookahead, "lookahead", Lookahead)),
+        steps=fields.table("steps", "positive numbers", lambda value: is_number(value, 1e6, 0.0)),
         sparsities=fields.array("sparsities", _sparsity),
-        versions=fields.table("versions", "text", _is_text),
-        provenance=fields.table("provenance", "text, numbers and bools", _is_scalar),
+        versions=fields.table("versions", "text", is_text),
+        provenance=fields.table("provenance", "text, numbers and bools", is_scalar),
         columns=fields.array("columns", _column),
         files=files,
+        findings=None if fields.value["findings"] is None else fields.array("findings", _finding),
         schema=fields.integer("schema", SCHEMA, SCHEMA),
     )
 
 
-def _model(fields: _Fields) -> ModelShape:
+def _model(fields: Fields) -> ModelShape:
     return ModelShape(
         name=fields.text("name"),
         architecture=fields.text("architecture"),
@@ -310,7 +271,7 @@ def _model(fields: _Fields) -> ModelShape:
     )
 
 
-def _site(fields: _Fields) -> Site:
+def _site(fields: Fields) -> Site:
     rule = fields.value["rule"]
     try:
         parsed = None if rule is None else RoutingRule.from_json(rule)
@@ -328,7 +289,7 @@ def _site(fields: _Fields) -> Site:
     )
 
 
-def _sequence(fields: _Fields) -> TraceSequence:
+def _sequence(fields: Fields) -> TraceSequence:
     return TraceSequence(
         sequence=fields.integer("sequence", 0),
         split=fields.text("split", SPLITS),
@@ -339,7 +300,18 @@ def _sequence(fields: _Fields) -> TraceSequence:
     )
 
 
-def _lookahead(fields: _Fields) -> Lookahead:
+def _finding(value: object, path: str) -> Finding:
+    fields = Fields(value, path, Finding)
+    return Finding(
+        check=fields.text("check"),
+        serious=fields.flag("serious"),
+        text=fields.text("text"),
+        sequences=fields.integers("sequences"),
+        sites=fields.integers("sites"),
+    )
+
+
+def _lookahead(fields: Fields) -> Lookahead:
     norms = fields.array("norms", _norm)
     if len(set(norms)) != len(norms):
         raise fields.refusal("norms", "must be distinct")
@@ -364,38 +336,6 @@ def _column(value: object, path: str) -> str:
 
 
 def _sparsity(value: object, path: str) -> float:
-    if not _is_number(value, 1.0):
+    if not is_number(value, 1.0):
         raise TraceError(HEADER_FILE, path, value, "must be a share in 0..1")
     return float(value)  # type: ignore[arg-type]
-
-
-def _is_number(value: object, maximum: float, above: float | None = None) -> bool:
-    # bool is an int to isinstance; comparisons are False for NaN and exact for huge ints.
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value <= maximum and (above is None or value > above)  # type: ignore[operator]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _is_scalar(value: object) -> bool:
-    return _is_text(value) or isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) < 1e300)
-
-
-def _is_sha256(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _shown(value: object) -> str:
-    """A short, printable form; a huge int or a deep list cannot even be converted to text."""
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except (ValueError, RecursionError):
-        text = f"<{type(value).__name__}>"
-    printable = "".join(letter if letter.isprintable() else "?" for letter in text[:200])
-    return f"'{printable}'" if isinstance(value, str) else printable

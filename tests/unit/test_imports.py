@@ -18,8 +18,8 @@ from sim.build import ROOT
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
     {"units", "types", "record"},
-    {"policies", "routing", "model", "hardware", "trace", "trace_header", "trace_rows", "loader", "costs", "slots",
-     "ram", "staging", "batching", "choices"},
+    {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
+     "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
