@@ -1,4 +1,4 @@
-"""Synthetic traces: plausible router load from a few numbers, for benchmarks and tests.
+"""Plausible router load from a few numbers, for benchmarks and tests, as a synthetic trace.
 
 The logit of an expert is a popularity that never changes plus a state that persists from token to token (an AR(1)
 process whose innovations are Gumbel distributed, so that without persistence the first choice is drawn in proportion
@@ -6,28 +6,21 @@ to ``exp(popularity)``). Sequences are independent of each other, sites too.
 
 This is a generator of plausible load, not of calibrated statistics: no number of it was fitted to a real model, and it
 knows no layers that depend on each other, no prompts with a topic and no routers balanced by a loss. What is found on
-it says how a program behaves under such load, not how a policy fares on a model; capture a trace for that.
-
-    python -m sim.synthesis preset=qwen3_30b tokens=300 output_dir=DIR
+it says how a program behaves under such load, not how a policy fares on a model: capture a trace for that, or
+synthesise one that is fitted to what is published of a model (`capture.synthesize`).
 """
 
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from sim.routing import RoutingRule
-from sim.trace import DECODE, PREFILL, Trace, trace_sha256, write_trace
+from sim.trace import DECODE, PREFILL, Trace
 from sim.trace_header import Header, Lookahead, ModelShape, Site, TraceSequence
 from sim.units import require_number
 
@@ -70,11 +63,11 @@ def synthesize(shape: ModelShape, *, tokens: int, sequences: int = 1, prompt_tok
     rng = np.random.default_rng(seed)
     popularity = _popularity(rng, shape, skew)
     state = _state(rng, shape, sequences, prompt_tokens + tokens, persistence)
-    logits = _rounded(popularity + state)
+    logits = rounded(popularity + state)
     ids, weights = _route(logits, shape.top_k)
     return Trace(
         header=_header(shape, given, created),
-        **_rows(sequences, prompt_tokens, tokens),
+        **sequence_rows(sequences, prompt_tokens, tokens),
         ids=ids, weights=weights, logits=logits,
         lookahead={"raw": _lookahead(rng, popularity, state, lookahead, lookahead_accuracy)} if lookahead else {},
     )  # fmt: skip
@@ -124,7 +117,8 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32s:
     return np.asarray(rng.gumbel(-np.euler_gamma, 1.0, shape), dtype=np.float32)
 
 
-def _rounded(scores: Float32s) -> Float32s:
+def rounded(scores: Float32s) -> Float32s:
+    """Scores as multiples of `SCORE_STEP`."""
     return np.asarray(np.rint(scores / np.float32(SCORE_STEP)) * np.float32(SCORE_STEP), dtype=np.float32)
 
 
@@ -147,11 +141,11 @@ def _lookahead(
     for distance in range(1, depth + 1):
         true, correlation = state[:, distance:], accuracy**distance
         noise = _gumbel(rng, true.shape) * np.float32(math.sqrt(1 - correlation**2))
-        scores[:, :-distance, distance - 1] = _rounded(popularity[distance:] + (np.float32(correlation) * true + noise))
+        scores[:, :-distance, distance - 1] = rounded(popularity[distance:] + (np.float32(correlation) * true + noise))
     return scores
 
 
-def _rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, Any]:
     """The columns of the token-rows: of each sequence a prefill step, if it has a prompt, then a step a token."""
     length = prompt_tokens + tokens
     steps_each = tokens + (prompt_tokens > 0)
@@ -193,77 +187,3 @@ def _header(shape: ModelShape, given: Mapping[str, float], created: str) -> Head
             **given,
         },
     )
-
-
-# The command line
-
-_COUNTS = ("tokens", "sequences", "prompt_tokens", "seed", "lookahead")
-_NUMBERS = ("persistence", "skew", "lookahead_accuracy")
-_WIDTHS = tuple(item.name for item in fields(ModelShape) if item.name not in ("name", "architecture"))
-KEYS = ("preset", "output_dir", *_WIDTHS, *_COUNTS, *_NUMBERS)
-
-
-def parse(arguments: Sequence[str]) -> tuple[ModelShape, Path, dict[str, Any]]:
-    """Shape, output directory and keywords of `synthesize`; raise ValueError for the first argument that is wrong."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in KEYS:
-            raise ValueError(f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}")
-        if key in given:
-            raise ValueError(f"{key} is given twice; give it once")
-        given[key] = text
-    for key in ("output_dir", "tokens"):
-        if not given.get(key):
-            raise ValueError(f"missing {key}=...; it has no default")
-    numbers: dict[str, Any] = {key: _number(key, given[key], int) for key in _COUNTS if key in given}
-    numbers |= {key: _number(key, given[key], float) for key in _NUMBERS if key in given}
-    return _shape(given), Path(given["output_dir"]), numbers
-
-
-def _shape(given: Mapping[str, str]) -> ModelShape:
-    """The preset with what overrides it, or a shape given in full."""
-    widths: dict[str, Any] = {key: _number(key, given[key], int) for key in _WIDTHS if key in given}
-    if "preset" not in given:
-        if missing := [key for key in _WIDTHS if key not in given]:
-            raise ValueError(f"missing {', '.join(missing)}; give preset= ({', '.join(PRESETS)}) or all of them")
-        return ModelShape(name="synthetic", architecture="none", **widths)
-    if given["preset"] not in PRESETS:
-        raise ValueError(f"unknown preset={given['preset']}; known: {', '.join(PRESETS)}")
-    preset = PRESETS[given["preset"]]
-    return replace(preset, name=f"{preset.name}_altered", **widths) if widths else preset
-
-
-def _number(key: str, text: str, kind: Callable[[str], float]) -> float:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{key}={text!r} must be a {'whole ' if kind is int else ''}number") from None
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr when an argument is wrong."""
-    begun = time.monotonic()
-    console = Console()
-    try:
-        shape, output_dir, numbers = parse(arguments)
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            raise ValueError(f"output_dir={output_dir} is not empty; choose another one, or remove it")
-        with console.status(f"synthesising {shape.name}"):
-            trace = synthesize(shape, created=datetime.now(UTC).isoformat(timespec="seconds"), **numbers)
-            header = write_trace(output_dir, trace)
-    except ValueError as error:
-        print(f"synthesis: {error}", file=sys.stderr)
-        return 2
-    size = f"{shape.sites} x {shape.experts} top-{shape.top_k}"
-    console.print(
-        f"{header.name}: {len(trace.step)} tokens of {size} in {output_dir}, {trace_sha256(header)[:12]}, "
-        f"{time.monotonic() - begun:.1f} s. Plausible load, not calibrated to a model.",
-        markup=False,
-        soft_wrap=True,
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.synthesis import KEYS, PRESETS, RULE, SCORE_STEP, main, parse, synthesize
+from sim.synthesis import PRESETS, RULE, SCORE_STEP, synthesize
 from sim.trace import DECODE, PREFILL, Trace, read_trace, write_trace
 from sim.trace_header import ModelShape
 from sim.workload import Workload
@@ -251,57 +251,3 @@ def test_a_shape_that_cannot_route_is_refused():
         synthesize(replace(SHAPE, top_k=20), tokens=1)
     with pytest.raises(ValueError, match="sites=0"):
         synthesize(replace(SHAPE, sites=0), tokens=1)
-
-
-# The command line
-
-
-def test_the_command_writes_a_trace_that_can_be_read(tmp_path, capsys):
-    given = [
-        "preset=mixtral_8x7b",
-        "tokens=6",
-        "sequences=2",
-        "lookahead=2",
-        "skew=1",
-        f"output_dir={tmp_path / 'trace'}",
-    ]
-    assert main(given) == 0
-    trace = read_trace(tmp_path / "trace", "all")
-    expected = synthesize(PRESETS["mixtral_8x7b"], tokens=6, sequences=2, lookahead=2, skew=1.0)
-    for name, values in arrays_of(expected).items():
-        assert np.array_equal(values, arrays_of(trace)[name], equal_nan=True), name
-    assert "not calibrated" in capsys.readouterr().out
-
-
-def test_a_shape_can_be_given_in_full_or_as_a_preset_with_changes():
-    full = ["sites=2", "experts=4", "top_k=1", "hidden=8", "expert_intermediate=16"]
-    shape, _, _ = parse([*full, "tokens=1", "output_dir=d"])
-    assert shape == ModelShape("synthetic", "none", 2, 4, 1, 8, 16)
-    shape, _, _ = parse(["preset=qwen3_30b", "top_k=6", "tokens=1", "output_dir=d"])
-    assert (shape.name, shape.experts, shape.top_k) == ("synthetic_qwen3_30b_altered", 128, 6)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["colour=red"], "known keys: " + ", ".join(KEYS)),
-        (["tokens"], "known key=value"),
-        (["tokens=1", "tokens=2"], "tokens is given twice"),
-        (["tokens=1"], "missing output_dir=..."),
-        (["output_dir=d"], "missing tokens=..."),
-        (["tokens=many", "output_dir=d", "preset=qwen3_30b"], "tokens='many' must be a whole number"),
-        (["tokens=1", "skew=x", "output_dir=d", "preset=qwen3_30b"], "skew='x' must be a number"),
-        (["tokens=1", "output_dir=d", "preset=gpt5"], "unknown preset=gpt5; known: " + ", ".join(PRESETS)),
-        (["tokens=1", "output_dir=d", "sites=3"], "missing experts, top_k, hidden, expert_intermediate"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(given, told, capsys):
-    assert main(given) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_an_output_directory_in_use_is_left_alone(tmp_path, capsys):
-    (tmp_path / "mine").touch()
-    assert main(["preset=qwen15_moe", "tokens=1", f"output_dir={tmp_path}"]) == 2
-    assert "is not empty" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

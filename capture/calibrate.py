@@ -1,0 +1,206 @@
+"""``python -m capture.calibrate like=NAME [reading=NAME]``: fit a preset's knobs to its published statistics.
+
+The procedure: every target moves one knob, in the order of the file. In a sweep each knob in turn is solved for its
+target alone by false position inside its range, on the same random numbers at every step, until the statistic is
+within a tenth of the target's uncertainty; a target out of reach leaves its knob at the better end. Sweeps repeat
+until no knob moves, since other knobs shift a statistic a little. What is reported comes from other seeds. ``like=all``
+fits every preset.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from capture.calibrate_stats import STATISTICS, Gates, synthetic_gates
+from capture.gate_walk import Walk
+from capture.preset import Fit, FitRow, Preset, Target, load_preset, preset_names, write_fits
+from sim.routing import RoutingRule
+
+FIT_SEEDS = (0, 1, 2)
+FRESH_SEEDS = (101, 102, 103, 104)
+SWEEPS = 5
+STEPS = 7
+CLOSE = 0.1
+"""Of a target's uncertainty: nearer than this is reached."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a walk is fitted for: a stack of layers, and samples of so many sequences of so many tokens."""
+
+    rule: RoutingRule
+    layers: int
+    experts: int
+    top_k: int
+    sequences: int = 4
+    tokens: int = 192
+
+    def sample(self, walk: Walk, seed: int) -> Gates:
+        return synthetic_gates(
+            walk, self.rule, self.layers, self.experts, self.top_k, self.sequences, self.tokens, seed
+        )
+
+
+def stack_of(preset: Preset) -> Stack:
+    """The preset's decoder. Its encoder, if any, has the same knobs: nobody publishes the two apart."""
+    return Stack(preset.rule, len(preset.layers[-1]), preset.shape.experts, preset.shape.top_k)
+
+
+def calibrate(
+    stack: Stack, start: Walk, targets: Sequence[Target], advance: Callable[[str], None] = lambda text: None
+) -> Fit:
+    """The fit of ``start`` to ``targets``; ``advance`` is told what is being solved, for a progress display."""
+    trial = _Trial(stack, start)
+    tied = [target for target in targets if target.knob]
+    for sweep in range(SWEEPS):
+        moved = False
+        for target in tied:
+            advance(f"sweep {sweep + 1} of at most {SWEEPS}: {target.knob} for {target.statistic}")
+            moved |= _solve(trial, target, sweep)
+        if not moved:
+            break
+    return Fit(trial.walk, measure(stack, trial.walk, targets, FRESH_SEEDS), stack.sequences, stack.tokens)
+
+
+def measure(stack: Stack, walk: Walk, targets: Sequence[Target], seeds: Sequence[int]) -> tuple[FitRow, ...]:
+    """What a walk achieves: mean and deviation of each target's statistic over seeds."""
+    samples = [stack.sample(walk, seed) for seed in seeds]
+    found = [[STATISTICS[target.statistic](sample) for sample in samples] for target in targets]
+    return tuple(
+        FitRow(target, float(np.mean(values)), float(np.std(values, ddof=1)))
+        for target, values in zip(targets, found, strict=True)
+    )
+
+
+class _Trial:
+    """The walk under calibration and its samples, drawn again only when it changes."""
+
+    def __init__(self, stack: Stack, walk: Walk) -> None:
+        self.stack = stack
+        self.walk = walk
+        self._samples: list[Gates] = []
+
+    def miss(self, target: Target, value: float | None = None) -> float:
+        """Statistic minus target, with the target's knob set to ``value`` if it is given."""
+        assert target.knob is not None
+        if value is not None and value != getattr(self.walk, target.knob):
+            # A knob's name and number come from the preset; `Walk` checks their range.
+            self.walk = replace(self.walk, **{target.knob: value})  # type: ignore[arg-type]
+            self._samples = []
+        self._samples = self._samples or [self.stack.sample(self.walk, seed) for seed in FIT_SEEDS]
+        return float(np.mean([STATISTICS[target.statistic](sample) for sample in self._samples])) - target.value
+
+
+def _solve(trial: _Trial, target: Target, sweep: int) -> bool:
+    """Move the target's knob until its statistic is close; False if it need not or cannot move."""
+    assert target.knob is not None
+    assert target.within is not None
+    close = CLOSE * target.uncertainty
+    before = float(getattr(trial.walk, target.knob))
+    now = min(max(before, target.within[0]), target.within[1])
+    miss = trial.miss(target, now)
+    if abs(miss) <= close:
+        return now != before
+    low, high, at_low, at_high = _bracket(trial, target, now, miss, sweep)
+    if at_low * at_high > 0:
+        best = low if abs(at_low) < abs(at_high) else high
+        trial.miss(target, best)
+        return abs(best - before) > 1e-6
+    for _ in range(STEPS):
+        guess = (low * at_high - high * at_low) / (at_high - at_low)
+        margin = 0.05 * (high - low)
+        guess = min(max(guess, low + margin), high - margin)
+        miss = trial.miss(target, guess)
+        if abs(miss) <= close:
+            break
+        # Illinois: the end that stays counts half, or it would stay for ever where the curve bends.
+        if miss * at_high > 0:
+            high, at_high, at_low = guess, miss, at_low / 2
+        else:
+            low, at_low, at_high = guess, miss, at_high / 2
+    return True
+
+
+def _bracket(trial: _Trial, target: Target, now: float, miss: float, sweep: int) -> tuple[float, float, float, float]:
+    """Two knob positions with the target between them if there are any in its range, and their misses.
+
+    After the first sweep a knob is nearly right: its neighbourhood is tried before the whole range.
+    """
+    assert target.within is not None
+    least, most = target.within
+    if sweep:
+        reach = (most - least) / 4**sweep
+        for other in (min(most, now + reach), max(least, now - reach)):
+            there = trial.miss(target, other)
+            if there * miss <= 0:
+                return (now, other, miss, there) if now < other else (other, now, there, miss)
+    return least, most, trial.miss(target, least), trial.miss(target, most)
+
+
+# Reporting
+
+
+def fit_table(title: str, fit: Fit) -> Table:
+    """The fit table, for the console."""
+    table = Table("statistic", "target", "achieved", "residual", "knob", "source", title=title)
+    for row in fit.rows:
+        target = row.target
+        source = target.source + (f"; BORROWED from {target.borrowed}" if target.borrowed else "")
+        knob = f"{target.knob} = {getattr(fit.walk, target.knob):.4g}" if target.knob else "(not fitted)"
+        table.add_row(
+            target.statistic, f"{target.value:.3f} ± {target.uncertainty:.3f}",
+            f"{row.achieved:.3f} ± {row.deviation:.3f}", f"{row.residual:+.3f}{'' if row.is_reached else ' MISSED'}",
+            knob, source,
+        )  # fmt: skip
+    return table
+
+
+def parse(arguments: Sequence[str]) -> list[tuple[Preset, str]]:
+    """Presets and readings to fit; raise ValueError for the first argument that is wrong."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or key not in ("like", "reading"):
+            raise ValueError(f"{argument!r} is not one of the known key=value; known keys: like, reading")
+        if key in given:
+            raise ValueError(f"{key} is given twice; give it once")
+        given[key] = text
+    if "like" not in given:
+        raise ValueError(f"missing like=...; it has no default (known: all, {', '.join(preset_names())})")
+    presets = [load_preset(name) for name in (preset_names() if given["like"] == "all" else [given["like"]])]
+    if "reading" in given:
+        return [(preset, preset.reading(given["reading"])) for preset in presets]
+    return [(preset, reading) for preset in presets for reading in preset.readings]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr when an argument is wrong."""
+    console = Console()
+    try:
+        chosen = parse(arguments)
+    except ValueError as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        return 2
+    for preset, reading in chosen:
+        begun = time.monotonic()
+        with console.status(preset.name) as status:
+            name = preset.name
+            fit = calibrate(
+                stack_of(preset), preset.start, preset.targets_of(reading),
+                lambda text, name=name, status=status: status.update(f"{name}: {text}"),  # type: ignore[misc]
+            )  # fmt: skip
+        path = write_fits(preset, {reading: fit})
+        console.print(fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit))
+        console.print(f"{path}, {time.monotonic() - begun:.0f} s", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
