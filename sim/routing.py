@@ -21,8 +21,10 @@ Floats = NDArray[np.float64]
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "identity")
 GROUPS = (None, "max", "top2sum")
-WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk")
+WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk", "sparsemixer")
 _FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
+_RARE = {"band": 0.0, "null_experts": 0}
+"""Fields that few rules need, with what they are elsewhere; they are written only where they differ."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class RoutingRule:
     ``score`` maps logits to scores over all experts. ``score + bias`` chooses (``bias``: one value per expert, never
     part of a weight). With ``group`` set, the experts form ``n_group`` equal runs of ids; only the ``topk_group``
     best runs, by their largest score or by the sum of their two largest, may be chosen from. ``weight`` says how the
-    chosen are weighted: their score (`gather`), their score over the sum of the chosen scores (`norm`), or the
-    softmax or sigmoid of their logits; then times ``scale``.
+    chosen are weighted: their score (`gather`), their score over the sum of the chosen scores (`norm`), the softmax or
+    sigmoid of their logits, or PhiMoE's `sparsemixer`: the r-th chosen one has its share in a softmax over the logits
+    that are left after the first r - 1 and lie no more than the relative ``band`` below the largest of them; then
+    times ``scale``. The last ``null_experts`` compute nothing (identity or skip): choosing one gives -1, weight 0.
 
     Raise a :exc:`ValueError` that names the field when a value is unknown, not finite or inconsistent.
 
@@ -47,6 +51,8 @@ class RoutingRule:
     topk_group: int = 1
     weight: str = "gather"
     scale: float = 1.0
+    band: float = 0.0
+    null_experts: int = 0
 
     def __post_init__(self) -> None:
         _require(self.score in SCORES, "score", self.score, f"must be one of {SCORES}")
@@ -57,6 +63,9 @@ class RoutingRule:
             _require(type(value) is int and 1 <= value <= 1 << 15, field, value, "must be an int of 1 or more")
         _require(self.topk_group <= self.n_group, "topk_group", self.topk_group, f"must be <= n_group={self.n_group}")
         _require(_is_finite(self.scale), "scale", self.scale, "must be a finite number")
+        _require(_is_finite(self.band) and self.band >= 0, "band", self.band, "must be a finite number of 0 or more")
+        valid = type(self.null_experts) is int and 0 <= self.null_experts < 1 << 15
+        _require(valid, "null_experts", self.null_experts, "must be an int of 0 or more")
         if self.bias is not None:
             valid = isinstance(self.bias, tuple) and all(_is_finite(value) for value in self.bias)
             _require(valid, "bias", self.bias, "must be a tuple of finite numbers, one per expert")
@@ -69,14 +78,16 @@ class RoutingRule:
         if self.group is not None:
             _require(num_experts % self.n_group == 0, "n_group", self.n_group, f"must divide {num_experts} experts")
             eligible = num_experts // self.n_group * self.topk_group
+        rule = f"must be below {num_experts}, the number of experts"
+        _require(self.null_experts < num_experts, "null_experts", self.null_experts, rule)
         _require(1 <= top_k <= eligible, "top_k", top_k, f"must lie in 1..{eligible}, the experts that may be chosen")
 
     def route(self, logits: NDArray[Any], top_k: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
         """Selected experts and their weights, ``(ids int16 [..., K], weights float32 [..., K])``, for ``logits [...,
         E]``.
 
-        Order: descending weight, then ascending id. Raise a :exc:`ValueError` if a logit is not finite or the rule
-        does not fit E.
+        Order: descending weight, then ascending id; null experts last. Raise a :exc:`ValueError` if a logit is not
+        finite or the rule does not fit E.
         """
         values = np.asarray(logits, dtype=np.float64)
         self.check_experts(values.shape[-1], top_k)
@@ -86,7 +97,10 @@ class RoutingRule:
         scores = _scores(flat, self.score)
         ids = _largest(self._eligible(scores), top_k)
         weights = self._weights(flat, scores, ids).astype(np.float32)
-        order = np.lexsort((ids, -weights), axis=-1)
+        if self.null_experts:
+            null = ids >= values.shape[-1] - self.null_experts
+            ids, weights = np.where(null, -1, ids), np.where(null, np.float32(0), weights)
+        order = np.lexsort((ids, -weights, ids < 0), axis=-1)
         shape = (*values.shape[:-1], top_k)
         return (
             np.take_along_axis(ids, order, -1).astype(np.int16).reshape(shape),
@@ -106,6 +120,8 @@ class RoutingRule:
         return np.where(kept[..., None], groups, -np.inf).reshape(choice.shape)
 
     def _weights(self, logits: Floats, scores: Floats, ids: NDArray[np.int64]) -> Floats:
+        if self.weight == "sparsemixer":
+            return _sparsemixer(logits, ids, self.band) * self.scale
         chosen = np.take_along_axis(logits if self.weight.endswith("_topk") else scores, ids, -1)
         if self.weight == "norm":
             total = chosen.sum(-1, keepdims=True)
@@ -119,15 +135,16 @@ class RoutingRule:
         """Plain values for ``json.dumps``; `from_json` gives an equal rule back."""
         plain: dict[str, Any] = {field: getattr(self, field) for field in _FIELDS}
         plain["bias"] = None if self.bias is None else list(self.bias)
-        return plain
+        return plain | {name: getattr(self, name) for name, usual in _RARE.items() if getattr(self, name) != usual}
 
     @classmethod
     def from_json(cls, value: object) -> "RoutingRule":
         """Inverse of `to_json`. Raise a :exc:`ValueError` that names the field for anything else."""
         if not isinstance(value, Mapping):
             raise ValueError(f"routing rule must be an object, not {type(value).__name__}")
-        if set(value) != set(_FIELDS):
-            raise ValueError(f"routing rule has fields {sorted(map(str, value))}, must have {sorted(_FIELDS)}")
+        if not set(_FIELDS) <= set(value) <= {*_FIELDS, *_RARE}:
+            rule = f"must have {sorted(_FIELDS)} and may have {sorted(_RARE)}"
+            raise ValueError(f"routing rule has fields {sorted(map(str, value))}, {rule}")
         bias = value["bias"]
         return cls(**{**value, "bias": tuple(bias) if isinstance(bias, list) else bias})
 
@@ -153,6 +170,21 @@ def _scores(logits: Floats, score: str) -> Floats:
     if score == "sqrtsoftplus":
         return np.sqrt(np.logaddexp(0.0, logits))
     return logits
+
+
+def _sparsemixer(logits: Floats, ids: NDArray[np.int64], band: float) -> Floats:
+    left = logits.copy()
+    weights = np.empty(ids.shape)
+    for rank in range(ids.shape[-1]):
+        chosen = ids[:, rank, None]
+        largest = left.max(-1, keepdims=True)
+        scale = np.maximum(np.abs(logits), largest)
+        # A scale of 0 needs all logits to be 0, of which none is below the largest.
+        below = np.divide(largest - logits, scale, out=np.zeros_like(logits), where=scale != 0)
+        near = np.where(below > band, -np.inf, left)
+        weights[:, rank] = np.take_along_axis(_scores(near, "softmax"), chosen, -1)[:, 0]
+        np.put_along_axis(left, chosen, -np.inf, axis=-1)
+    return weights
 
 
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:

@@ -41,6 +41,14 @@ def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[in
         weights = [scores[expert] / sum(scores[other] for other in chosen) for expert in chosen]
     elif rule.weight == "softmax_topk":
         weights = [math.exp(row[expert]) / sum(math.exp(row[other]) for other in chosen) for expert in chosen]
+    elif rule.weight == "sparsemixer":
+        weights = []
+        for rank, expert in enumerate(chosen):
+            left = [other for other in experts if other not in chosen[:rank]]
+            largest = max(row[other] for other in left)
+            near = [other for other in left if largest - row[other] <= rule.band * max(abs(row[other]), largest)]
+            total = sum(math.exp(row[other]) for other in near)
+            weights.append(math.exp(row[expert]) / total if expert in near else 0.0)
     else:
         weights = [1 / (1 + math.exp(-row[expert])) for expert in chosen]
     pairs = [(expert, weight * rule.scale) for expert, weight in zip(chosen, weights, strict=True)]
@@ -54,7 +62,7 @@ def test_route_equals_brute_force(score: str, group: str | None, weight: str, bi
     logits = np.random.default_rng(7).normal(size=(4, 5, NUM_EXPERTS)).astype(np.float32)
     logits = np.abs(logits) if score == "identity" else logits
     num_groups, kept_groups = (4, 2) if group else (1, 1)
-    rule = RoutingRule(score, bias, group, num_groups, kept_groups, weight, scale=2.5)
+    rule = RoutingRule(score, bias, group, num_groups, kept_groups, weight, scale=2.5, band=0.5)
     ids, weights = rule.route(logits, TOP_K)
     assert ids.shape == weights.shape == (4, 5, TOP_K)
     assert (ids.dtype, weights.dtype) == (np.int16, np.float32)
@@ -62,6 +70,22 @@ def test_route_equals_brute_force(score: str, group: str | None, weight: str, bi
         expected = _route_row(rule, logits[place].astype(float).tolist(), TOP_K)
         assert ids[place].tolist() == [expert for expert, _ in expected]
         np.testing.assert_allclose(weights[place], [weight for _, weight in expected], rtol=2e-6)
+
+
+def test_choosing_a_null_expert_gives_none() -> None:
+    rule = RoutingRule(weight="norm", null_experts=2)
+    ids, weights = rule.route(np.array([[0.0, 1.0, 5.0, -1.0], [2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 5.0, 4.0]]), 2)
+    assert ids.tolist() == [[1, -1], [0, 1], [-1, -1]]
+    # What is left keeps the weight that it had beside the null expert.
+    assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(4)), 0.0])
+    with pytest.raises(ValueError, match="null_experts is '4', must be below 4"):
+        RoutingRule(null_experts=4).route(np.zeros((1, 4)), 1)
+
+
+def test_rare_fields_are_written_only_where_they_are_needed() -> None:
+    assert not {"band", "null_experts"} & set(RoutingRule().to_json())
+    for rule in (RoutingRule(weight="sparsemixer", band=0.02), RoutingRule(null_experts=3)):
+        assert RoutingRule.from_json(json.loads(json.dumps(rule.to_json()))) == rule
 
 
 def test_equal_scores_go_to_the_lower_id_and_equal_weights_are_ordered_by_id() -> None:
