@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from sim.trace_checks import check_rows
 from sim.trace_fields import HEADER_FILE, TraceError
 from sim.trace_header import (
-    COLUMNS,
     ROUTES_FILE,
     Finding,
     Header,
@@ -41,7 +40,8 @@ from sim.trace_header import (
     parse_header,
     trace_sha256,
 )
-from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Float32s, Trace
+from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Trace
+from sim.trace_storage import Stored, floats_of, recorded_columns, stored_columns, trace_frame
 
 __all__ = [
     "CHUNK", "DECODE", "PREFILL", "Finding", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError",
@@ -71,22 +71,39 @@ def write_trace(
     inconsistent or ``directory`` is not empty; fixed-point columns are rounded to the steps in the header.
     ``compression_level`` is 1..22 for zstd, 0..11 for brotli, which is slower and tighter.
     """
+    check_new(directory)
+    trace = replace(trace, header=replace(trace.header, columns=recorded_columns(trace)))
+    check_header(trace.header)
+    check_rows(trace)
+    frame = trace_frame(trace)
+
+    def write_routes(place: Path) -> None:
+        frame.write_parquet(place, compression=compression, compression_level=compression_level)
+
+    return publish(directory, trace.header, write_routes, extra_files or {})
+
+
+def check_new(directory: str | Path) -> None:
+    """Raise `TraceError` unless a trace can be written to ``directory``: it must not exist, or be empty."""
     target = Path(directory)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise TraceError(str(target), "directory", "not empty", "must be new", "choose another one, or remove it")
-    trace = replace(trace, header=replace(trace.header, columns=_recorded(trace)))
-    check_header(trace.header)
-    check_rows(trace)
-    frame = _frame(trace)
+
+
+def publish(
+    directory: str | Path, header: Header, write_routes: Callable[[Path], None], extra_files: Mapping[str, Content]
+) -> Header:
+    """Build a trace's directory beside its destination, then rename it; ``write_routes`` writes the parquet file."""
+    target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        frame.write_parquet(building / ROUTES_FILE, compression=compression, compression_level=compression_level)
-        for path, content in (extra_files or {}).items():
+        write_routes(building / ROUTES_FILE)
+        for path, content in extra_files.items():
             _write_extra(building, path, content)
         files = sorted(path for path in building.rglob("*") if path.is_file())
         digests = {path.relative_to(building).as_posix(): _sha256(path) for path in files}
-        header = replace(trace.header, files=digests)
+        header = replace(header, files=digests)
         text = header.to_json()
         parse_header(text)
         (building / HEADER_FILE).write_text(text, encoding="utf-8")
@@ -113,8 +130,8 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
         if name not in header.columns:
             rule = f"was not recorded in this trace (recorded: {list(header.columns)})"
             raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
-    stored = _stored(header, asked)
-    recorded = _expected(header, _stored(header, header.columns))
+    stored = stored_columns(header, asked)
+    recorded = _expected(header, stored_columns(header, header.columns))
     trace = _build(header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored)
     check_rows(trace)
     return _freeze(trace)
@@ -149,36 +166,7 @@ Expected = Mapping[str, tuple[tuple[Any, ...], int]]
 """By column: the dtypes it may have, and its width (0: one value)."""
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A column of floats in the file: values per row and site, and their fixed-point step (None: float32)."""
-
-    width: int
-    step: float | None
-
-
-def _recorded(trace: Trace) -> tuple[str, ...]:
-    """The optional columns that ``trace`` holds."""
-    columns = {name: getattr(trace, name) for name in COLUMNS}
-    return tuple(name for name, values in columns.items() if values is not None and len(values))
-
-
-def _stored(header: Header, columns: Collection[str]) -> dict[str, _Stored]:
-    """How the weights and the optional ``columns`` are stored, by the name of the file's column."""
-    model, ahead, steps = header.model, header.lookahead, header.steps
-    stored = {"weights": _Stored(model.top_k, steps.get("weights"))}
-    if "logits" in columns:
-        stored["logits"] = _Stored(model.experts, steps.get("logits"))
-    if "lookahead" in columns and ahead is not None:
-        stored |= {f"lookahead_{norm}": _Stored(ahead.depth * model.experts, ahead.step) for norm in ahead.norms}
-    if "expert_norms" in columns:
-        stored["expert_norms"] = _Stored(model.top_k, steps.get("expert_norms"))
-    if "active_shares" in columns:
-        stored["active_shares"] = _Stored(model.top_k * len(header.sparsities), steps.get("active_shares"))
-    return stored
-
-
-def _expected(header: Header, stored: Mapping[str, _Stored]) -> Expected:
+def _expected(header: Header, stored: Mapping[str, Stored]) -> Expected:
     """The columns that the file must have for the header and these ``stored`` ones."""
     expected: dict[str, tuple[tuple[Any, ...], int]] = {"site": ((pl.Int16,), 0)}
     expected |= {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
@@ -186,45 +174,6 @@ def _expected(header: Header, stored: Mapping[str, _Stored]) -> Expected:
     for name, how in stored.items():
         expected[name] = ((pl.Float32,) if how.step is None else (pl.Int8, pl.Int16), how.width)
     return expected
-
-
-def _frame(trace: Trace) -> pl.DataFrame:
-    num_rows, num_sites = trace.ids.shape[:2]
-    columns = {"site": pl.Series(np.repeat(np.arange(num_sites, dtype=np.int16), num_rows))}
-    columns |= {name: pl.Series(np.tile(getattr(trace, name), num_sites)) for name in ROW_DTYPES}
-    columns["ids"] = pl.Series(_by_site(trace.ids))
-    wide = {f"lookahead_{norm}": scores for norm, scores in trace.lookahead.items()}
-    for name, stored in _stored(trace.header, trace.header.columns).items():
-        values = _by_site(wide[name] if name in wide else getattr(trace, name))
-        columns[name] = pl.Series(values if stored.step is None else _fixed_point(name, values, stored.step))
-    return pl.DataFrame(columns)
-
-
-def _by_site(values: NDArray[Any]) -> NDArray[Any]:
-    """``[N, S, ...]`` to ``[S * N, width]``: neighbours in a file column then belong to one router, and compress."""
-    num_rows, num_sites = values.shape[:2]
-    return values.reshape(num_rows, num_sites, -1).swapaxes(0, 1).reshape(num_sites * num_rows, -1)
-
-
-def _fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
-    """``round(values / step)`` in the smallest integer type that holds them; its lowest value stands for NaN."""
-    recorded = np.isfinite(values)
-    multiples = np.rint(np.where(recorded, values, 0.0) / np.float64(step))
-    largest = float(np.abs(multiples).max(initial=0.0))
-    dtype: type[np.signedinteger[Any]] = np.int8 if largest <= np.iinfo(np.int8).max else np.int16
-    if largest > np.iinfo(dtype).max:
-        rule = f"does not fit 16 bits in steps of {step}"
-        raise TraceError(ROUTES_FILE, name, largest * step, rule, "use a larger step")
-    return np.where(recorded, multiples, np.iinfo(dtype).min).astype(dtype)
-
-
-def _floats(stored: _Stored, values: NDArray[Any]) -> Float32s:
-    """Inverse of `_fixed_point`; float32 columns pass."""
-    if values.dtype == np.float32:
-        return values
-    floats = (values * np.float64(stored.step or 1.0)).astype(np.float32)
-    floats[values == np.iinfo(values.dtype).min] = np.nan
-    return floats
 
 
 def _write_extra(building: Path, path: str, content: Content) -> None:
@@ -318,7 +267,7 @@ def _array(column: pl.Series) -> NDArray[Any]:
     return values
 
 
-def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, _Stored]) -> Trace:
+def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, Stored]) -> Trace:
     """The trace from the file's columns [S * N]; refuses rows that are not the same for each site, in order."""
     model = header.model
     num_rows, rest = divmod(len(loaded["site"]), model.sites)
@@ -338,7 +287,7 @@ def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[s
     def by_row(values: NDArray[Any], *shape: int) -> NDArray[Any]:
         return np.ascontiguousarray(values.reshape(model.sites, num_rows, *shape).swapaxes(0, 1))
 
-    wide = {name: _floats(how, loaded[name]) for name, how in stored.items()}
+    wide = {name: floats_of(how, loaded[name]) for name, how in stored.items()}
     shares = wide.get("active_shares")
     ahead = {} if header.lookahead is None else {
         norm: by_row(wide[f"lookahead_{norm}"], header.lookahead.depth, model.experts)
