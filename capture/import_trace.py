@@ -2,17 +2,28 @@
 
 ``python -m capture.import_trace format=FORMAT path=FILE output_dir=DIR [key=value ...]``
 
-A format is a module of `capture.importers` that reads what ``key=value`` describe into a trace, and one line of
-``FORMATS``:
+A format is a module of `capture.importers`, whose text says what its files look like and what they lack, and one line
+of ``FORMATS``:
 
-``npz``
-    Decode routing in four arrays (`capture.importers.npz`), as published for gpt-oss-20b.
 ``bigmoe``
-    The route trace of BigMoeOnEdge (`capture.importers.bigmoe`): prefill and decode of one prompt on a phone, and what
-    its expert cache held at every lookup.
+    The route trace of BigMoeOnEdge: prefill and decode of one prompt on a phone, and what its expert cache held.
+``gpt_oss_fingerprint``, ``npz``
+    The published decode routing of gpt-oss-20b, as its recorder's JSON or in four arrays.
+``colibri``
+    The ``ROUTE_TRACE`` stream of colibri.
+``vllm``
+    Responses of a vLLM server started with ``--enable-return-routed-experts``.
+``sglang``, ``ktransformers``
+    A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the GPU in KTransformers.
+``moe_cache_eval``
+    The event directories of moe-cache-eval.
+``flame``
+    A capture of FLAME-MoE-Traces.
+``csv``, ``jsonl``
+    This project's own: one line for each token and site (`capture.importers.table`).
 
-Nothing in a file is trusted: sizes are checked before anything is read, and each refusal names file, field and rule.
-Needs no torch.
+Nothing in a file is trusted: sizes are checked before anything is read, no pickle is loaded that could run code, and
+each refusal names file, field and rule. Needs no torch, but for the formats that torch wrote.
 """
 
 from __future__ import annotations
@@ -27,36 +38,53 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from capture.importers.bigmoe import BIGMOE_KEYS, make_bigmoe_source, read_bigmoe
-from capture.importers.npz import GPT_OSS_20B_FACTS, NPZ_KEYS, SEQUENCES_FILE, Source, make_source, read_npz
-from capture.importers.source import Imported, ImportFailure, Track, untracked
+from capture.importers import (
+    bigmoe,
+    colibri,
+    flame,
+    gpt_oss_fingerprint,
+    ktransformers,
+    moe_cache_eval,
+    npz,
+    sglang,
+    table,
+    vllm,
+)
+from capture.importers.parts import Request, make_request
+from capture.importers.source import Imported, ImportFailure, Track
 from sim.trace import Header, TraceError, trace_sha256, write_trace
-
-__all__ = [
-    "FORMATS", "GPT_OSS_20B_FACTS", "KEYS", "SEQUENCES_FILE", "ImportFailure", "Source", "main", "make_bigmoe_source",
-    "make_source", "parse", "read_bigmoe", "read_npz", "untracked",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Format:
-    """``source`` makes what ``read`` reads from the arguments, of which ``keys`` are the format's own."""
+    """``keys`` are the arguments that the format knows beside the three that all need. ``check`` refuses, before
+    anything is read, what its arguments alone show to be wrong; ``read`` reads.
+    """
 
     keys: tuple[str, ...]
-    source: Callable[[Mapping[str, str]], Any]
-    read: Callable[[Any, Track[Any]], Imported]
+    read: Callable[[Request, Track[Any]], Imported]
+    check: Callable[[Request], None] = lambda request: None
 
 
 FORMATS: Mapping[str, Format] = {
-    "npz": Format(NPZ_KEYS, make_source, lambda source, track: Imported(read_npz(source, track))),
-    "bigmoe": Format(BIGMOE_KEYS, make_bigmoe_source, read_bigmoe),
+    "bigmoe": Format(bigmoe.KEYS, bigmoe.read),
+    "gpt_oss_fingerprint": Format(gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check),
+    "npz": Format(npz.KEYS, npz.read, npz.check),
+    "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
+    "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
+    "sglang": Format(sglang.KEYS, sglang.read),
+    "ktransformers": Format(ktransformers.KEYS, ktransformers.read),
+    "moe_cache_eval": Format(moe_cache_eval.KEYS, moe_cache_eval.read),
+    "flame": Format(flame.KEYS, flame.read, flame.check),
+    "csv": Format(table.KEYS, table.read_csv, table.check),
+    "jsonl": Format(table.KEYS, table.read_jsonl, table.check),
 }
 REQUIRED = ("format", "path", "output_dir")
 KEYS = (*REQUIRED, *dict.fromkeys(key for known in FORMATS.values() for key in known.keys))
 
 
-def parse(arguments: Sequence[str]) -> tuple[str, Any, Path]:
-    """Format, source and output directory; raise `ImportFailure` for the first argument that is wrong."""
+def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
+    """Format, request and output directory; raise `ImportFailure` for the first argument that is wrong."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -76,35 +104,38 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any, Path]:
         if key not in REQUIRED + chosen.keys:
             known = ", ".join(REQUIRED + chosen.keys)
             raise ImportFailure(f"{key}={text} is no key of format={given['format']}; leave it out (known: {known})")
-    return given["format"], chosen.source(given), Path(given["output_dir"])
+    request = make_request(given)
+    chosen.check(request)
+    return given["format"], request, Path(given["output_dir"])
 
 
 def summary(header: Header) -> str:
-    """What was imported: tokens, sequences, sites."""
+    """What was imported: tokens, sequences, sites; and what the format lacks."""
     prompt = sum(item.prompt_tokens for item in header.sequences)
     decode = sum(item.decode_tokens for item in header.sequences)
-    tokens = f"{prompt} prompt and {decode} decode tokens" if prompt else f"{decode} decode tokens"
+    counts = [f"{number} {kind}" for number, kind in ((prompt, "prompt"), (decode, "decode")) if number]
     sequences = f"{len(header.sequences)} sequence{'s' if len(header.sequences) > 1 else ''}"
-    return f"{header.name}: {tokens} of {sequences} at {header.model.sites} sites"
+    lacks = f"; lacks {header.provenance['lacks']}" if header.provenance["lacks"] else ""
+    return f"{header.name}: {' and '.join(counts)} tokens of {sequences} at {header.model.sites} sites{lacks}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument or a file is wrong."""
     console = Console()
     try:
-        name, source, output_dir = parse(arguments)
+        name, request, output_dir = parse(arguments)
         if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
             raise ImportFailure(f"output_dir={output_dir} is not empty; choose another one, or remove it")
         begun = time.monotonic()
         with Progress(console=console, transient=True) as progress:
-            imported = FORMATS[name].read(source, lambda items, text: progress.track(items, description=text))
+            imported = FORMATS[name].read(request, lambda items, text: progress.track(items, description=text))
             progress.add_task("writing", total=None)
             header = write_trace(output_dir, imported.trace, imported.files)
     except (ImportFailure, TraceError) as error:
         print(f"import: {error}", file=sys.stderr)
         return 2
     console.print(
-        f"{summary(header)} in {output_dir}, {trace_sha256(header)[:12]}, {time.monotonic() - begun:.1f} s",
+        f"{summary(header)}\n{output_dir}, {trace_sha256(header)[:12]}, {time.monotonic() - begun:.1f} s",
         markup=False,
         soft_wrap=True,
     )

@@ -26,26 +26,29 @@ from __future__ import annotations
 
 import io
 import json
-import re
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from capture.importers.source import Imported, ImportFailure, Refuse, Track, count, in_rank_order, sha256
-from sim.trace import DECODE, PREFILL, Header, ModelShape, Site, Trace, TraceError, TraceSequence
+from capture.importers.bigmoe_lookups import (
+    Lookups,
+    Preamble,
+    check_choices,
+    check_order,
+    check_residency,
+    lines_of_trace,
+    read_lookups,
+    read_preamble,
+)
+from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, complete
+from capture.importers.source import Imported, Refuse, Track
+from sim.trace import DECODE, PREFILL, Trace
 
 RESIDENCY_FILE = "residency.parquet"
 EXPERT_BYTES_FILE = "expert_bytes.json"
-FACTS = ("hidden", "expert_intermediate", "licence")
-BIGMOE_KEYS = ("name", "model", "architecture", *FACTS)
+KEYS = tuple(key for key in FACTS if key != "experts")
 PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
     ("Qwen3-30B-A3B-Q4_K_M", "qwen3moe", 48, 128): {
         "architecture": "Qwen3MoeForCausalLM",
@@ -58,402 +61,103 @@ PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
 """What no file tells, by GGUF file, architecture, layers and experts, for traces published by the engine's authors."""
 ORIGIN = "route trace of github.com/Helldez/BigMoeOnEdge"
 
-VERSION_LINE = "# route_trace v1"
-MODEL_LINE = re.compile(r"# model=(.+) arch=(\S+) n_layer=(\d{1,5}) n_expert=(\d{1,5}) n_expert_used=(\d{1,5})", re.A)
-LAYER_LINE = re.compile(r"# layer=(\d{1,5}) expert_bytes=(\d{1,15}) dense_bytes=(\d{1,15})", re.A)
-COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
-OPTIONAL_COLUMNS = ("dropped",)
-NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
-INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
-LARGEST_BYTES = 10**15
-LARGEST_FILE_BYTES = 1 << 26
-LARGEST_WEIGHT = 1e6
 
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class BigMoeSource:
-    """What to import. None: as the file has it, or as published for its model."""
-
-    path: Path
-    name: str | None = None
-    model: str | None = None
-    architecture: str | None = None
-    hidden: int | None = None
-    expert_intermediate: int | None = None
-    licence: str | None = None
-
-
-def make_bigmoe_source(given: Mapping[str, str]) -> BigMoeSource:
-    return BigMoeSource(
-        path=Path(given["path"]),
-        name=given.get("name"),
-        model=given.get("model"),
-        architecture=given.get("architecture"),
-        hidden=count("hidden", given["hidden"]) if "hidden" in given else None,
-        expert_intermediate=count("expert_intermediate", given["expert_intermediate"])
-        if "expert_intermediate" in given
-        else None,
-        licence=given.get("licence"),
-    )
-
-
-def read_bigmoe(source: BigMoeSource, track: Track[Any]) -> Imported:
+def read(request: Request, track: Track[Any]) -> Imported:
     """The trace and what the device's cache did; see the module's text. Raise `TraceError` or `ImportFailure`."""
-    refuse = Refuse(source.path.name)
-    lines = _lines(source.path)
-    preamble = _preamble(refuse, lines)
-    facts = _facts(source, preamble)
-    rows = _rows(refuse, lines, preamble, track)
-    prompt = _check_order(rows, preamble)
-    _check_choices(rows)
-    _check_residency(rows, preamble)
-    return _imported(source, preamble, facts, rows, prompt)
+    refuse = Refuse(request.path.name)
+    lines = lines_of_trace(request.path, refuse)
+    preamble = read_preamble(refuse, lines)
+    facts = _facts(request, preamble)
+    lookups = read_lookups(refuse, lines, preamble, track)
+    prompt = check_order(lookups, preamble)
+    check_choices(lookups)
+    check_residency(lookups, preamble)
+    trace = _trace(request, preamble, facts, lookups, prompt)
+    return Imported(trace, {RESIDENCY_FILE: _residency(trace, preamble, lookups), EXPERT_BYTES_FILE: _bytes(preamble)})
 
 
-# The preamble
-
-
-@dataclass(frozen=True)
-class _Preamble:
-    """The file's static facts; ``layers`` are those with experts, by site, and the bytes are by layer."""
-
-    model: str
-    architecture: str
-    experts: int
-    top_k: int
-    expert_bytes: tuple[int, ...]
-    dense_bytes: tuple[int, ...]
-
-    @cached_property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer, num_bytes in enumerate(self.expert_bytes) if num_bytes)
-
-    @property
-    def num_lines(self) -> int:
-        """Lines before the first lookup: version, model, layers, names of the columns."""
-        return 3 + len(self.expert_bytes)
-
-    def sites(self, layers: Ints) -> Ints:
-        """Site of each layer; -1 for a layer without experts."""
-        table = np.full(len(self.expert_bytes), -1, np.int64)
-        table[list(self.layers)] = range(len(self.layers))
-        return table[layers]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        if not path.is_file():
-            raise ImportFailure(f"path={path} is no file; name a route trace")
-        size = path.stat().st_size
-        if size > LARGEST_FILE_BYTES:
-            raise TraceError(path.name, "size", size, f"must be at most {LARGEST_FILE_BYTES} bytes", "split the run")
-        lines = path.read_text("utf-8").split("\n")
-    except OSError as error:
-        raise ImportFailure(f"path={path} cannot be read ({error.strerror or error}); name a route trace") from None
-    except UnicodeDecodeError as error:
-        raise TraceError(path.name, "text", f"byte {error.start}", "must be UTF-8", "restore the file") from None
-    return lines[:-1] if not lines[-1] else lines
-
-
-def _preamble(refuse: Refuse, lines: Sequence[str]) -> _Preamble:
-    first = lines[0] if lines else "absent"
-    refuse("line 1", first != VERSION_LINE, first, f"must be {VERSION_LINE!r}", "name a route trace, or convert it")
-    second = lines[1] if len(lines) > 1 else "absent"
-    found = MODEL_LINE.fullmatch(second)
-    if found is None:
-        rule = "must be '# model=.. arch=.. n_layer=.. n_expert=.. n_expert_used=..'"
-        raise TraceError(refuse.file, "line 2", second, rule, refuse.remedy)
-    num_layers, experts, top_k = (int(found[group]) for group in (3, 4, 5))
-    for name, value, most in (
-        ("n_layer", num_layers, INT16_MAX), ("n_expert", experts, INT16_MAX), ("n_expert_used", top_k, experts),
-    ):  # fmt: skip
-        refuse(f"line 2, {name}", not 1 <= value <= most, value, f"must be a whole number in 1..{most}")
-    stem = re.split(r"[/\\]", found[1])[-1].removesuffix(".gguf")
-    refuse("line 2, model", not stem or not stem.isprintable(), found[1], "must end in a printable file name")
-    bytes_of = [_layer_bytes(refuse, lines, layer) for layer in range(num_layers)]
-    expert_bytes, dense_bytes = zip(*bytes_of, strict=True)
-    rule = "must be above 0 for one layer or more"
-    refuse(f"lines 3 to {num_layers + 2}, expert_bytes", not any(expert_bytes), 0, rule)
-    return _Preamble(stem, found[2], experts, top_k, expert_bytes, dense_bytes)
-
-
-def _layer_bytes(refuse: Refuse, lines: Sequence[str], layer: int) -> tuple[int, int]:
-    line = lines[layer + 2] if len(lines) > layer + 2 else "absent"
-    found = LAYER_LINE.fullmatch(line)
-    if found is None or int(found[1]) != layer:
-        rule = f"must be '# layer={layer} expert_bytes=.. dense_bytes=..'"
-        raise TraceError(refuse.file, f"line {layer + 3}", line, rule, refuse.remedy)
-    return int(found[2]), int(found[3])
-
-
-def _facts(source: BigMoeSource, preamble: _Preamble) -> dict[str, str]:
+def _facts(request: Request, preamble: Preamble) -> dict[str, str]:
     """What the file does not tell: as given, or as published for its model."""
-    given = {key: str(value) for key, value in vars(source).items() if key in BIGMOE_KEYS and value is not None}
-    own = {"model": preamble.model, "architecture": preamble.architecture, "dtype": "unknown"}
     known = (preamble.model, preamble.architecture, len(preamble.expert_bytes), preamble.experts)
-    facts = {**own, **PUBLISHED.get(known, {}), **given}
-    facts.setdefault("name", f"{facts['model']}_bigmoe")
-    if missing := [key for key in FACTS if key not in facts]:
-        needed = ", ".join(f"{key}=..." for key in missing)
-        raise ImportFailure(f"model={preamble.model} also needs {needed}: the file does not tell them")
-    return facts
+    own = {"model": preamble.model, "architecture": preamble.architecture, "experts": str(preamble.experts)}
+    return complete(request.facts, {"dtype": "unknown", **own, **PUBLISHED.get(known, {})}, "bigmoe")
 
 
-# The lookups
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The lookups by column. ``first`` is the line of the first one; each ``top_k`` of them are a token's *choice*."""
-
-    refuse: Refuse
-    first: int
-    top_k: int
-    columns: Mapping[str, NDArray[Any]]
-
-    def __getitem__(self, name: str) -> Ints:
-        return self.columns[name]
-
-    def __len__(self) -> int:
-        return len(self["expert"])
-
-    def choices(self, name: str) -> NDArray[Any]:
-        """A column as [choices, top_k]."""
-        return self.columns[name].reshape(-1, self.top_k)
-
-    def check(self, name: str, wrong: NDArray[np.bool_], rule: str, expected: Ints | None = None) -> None:
-        """Refuse the first lookup whose column ``name`` is wrong; ``expected`` has the values that would do."""
-        if wrong.any():
-            row = int(wrong.argmax())
-            said = f"must {rule}" if expected is None else f"must be {expected[row]}: {rule}"
-            self.refuse(f"line {self.first + row}, column {name}", True, self[name][row].item(), said)
-
-    def check_choices(self, name: str, expected: Ints, rule: str) -> None:
-        """The same for a value of each choice."""
-        values = np.repeat(expected, self.top_k)
-        self.check(name, self[name] != values, rule, values)
-
-
-def _rows(refuse: Refuse, lines: Sequence[str], preamble: _Preamble, track: Track[Any]) -> _Rows:
-    names = _names(refuse, lines, preamble.num_lines)
-    highest = {
-        "turn": 0, "phase": 1, "step": INT32_MAX, "layer": len(preamble.expert_bytes) - 1, "slot": preamble.top_k - 1,
-        "expert": preamble.experts - 1, "residency": 2, "expert_bytes": LARGEST_BYTES, "dropped": 1,
-    }  # fmt: skip
-    columns: dict[str, array[Any]] = {name: array("d" if name == "weight" else "q") for name in names}
-    first = preamble.num_lines + 1
-    for number, line in enumerate(track(lines[preamble.num_lines :], "reading lookups"), first):
-        cells = line.split(",")
-        if len(cells) != len(names):
-            refuse(f"line {number}", True, line, f"must have {len(names)} values, as line {first - 1} has names")
-        for name, cell in zip(names, cells, strict=True):
-            value = _weight(cell) if name == "weight" else _whole(cell, highest[name])
-            if value is None:
-                place = f"line {number}, column {name}"
-                raise TraceError(refuse.file, place, cell, _rule(name, highest), refuse.remedy)
-            columns[name].append(value)
-    arrays: dict[str, NDArray[Any]] = {name: np.frombuffer(values, values.typecode) for name, values in columns.items()}
-    arrays.setdefault("dropped", np.zeros(len(arrays["turn"]), np.int64))
-    return _Rows(refuse, first, preamble.top_k, arrays)
-
-
-def _names(refuse: Refuse, lines: Sequence[str], number: int) -> list[str]:
-    """The columns' names, in the file's order."""
-    line = lines[number - 1] if len(lines) >= number else "absent"
-    names = line.split(",")
-    for name in COLUMNS:
-        refuse(f"line {number}", name not in names, line, f"must name the column {name}")
-    for name in names:
-        known = ", ".join((*COLUMNS, *OPTIONAL_COLUMNS))
-        wrong = name not in COLUMNS + OPTIONAL_COLUMNS
-        refuse(f"line {number}", wrong, name, f"must be one of the columns {known}", "remove the column")
-        refuse(f"line {number}", names.count(name) > 1, name, "must not come twice")
-    refuse(f"line {number + 1}", len(lines) == number, "absent", "must be a lookup")
-    return names
-
-
-def _whole(cell: str, highest: int) -> int | None:
-    if not cell.isascii() or not cell.isdigit() or len(cell) > 18 or int(cell) > highest:
-        return None
-    return int(cell)
-
-
-def _weight(cell: str) -> float | None:
-    value = float(cell) if NUMBER.fullmatch(cell) else LARGEST_WEIGHT + 1
-    return value if value <= LARGEST_WEIGHT else None
-
-
-def _rule(name: str, highest: Mapping[str, int]) -> str:
-    if name == "turn":
-        return "must be 0: a file with several turns is to be split into one file for each"
-    if name == "weight":
-        return f"must be a number in 0..{LARGEST_WEIGHT:.0f} (nan: the engine saw no weights; record them)"
-    return f"must be a whole number in 0..{highest[name]}"
-
-
-# Checks
-
-
-def _check_order(rows: _Rows, preamble: _Preamble) -> int:
-    """The engine's order, nothing missing and nothing twice. Returns the number of prompt tokens."""
-    num_sites = len(preamble.layers)
-    slots = np.arange(len(rows)) % rows.top_k
-    rows.check("slot", rows["slot"] != slots, f"slots count 0..{rows.top_k - 1} in every choice", slots)
-    end = f"line {rows.first + len(rows) - 1}"
-    rows.refuse(f"{end}, column slot", bool(len(rows) % rows.top_k), rows["slot"][-1], "must not be the file's last")
-    for name in ("phase", "step", "layer"):
-        rows.check_choices(name, rows.choices(name)[:, 0], "as in slot 0")
-    rows.check("phase", np.diff(rows["phase"], prepend=0) < 0, "not return to prefill (0) after decode (1)")
-    rows.check("layer", preamble.sites(rows["layer"]) < 0, "be a layer with expert_bytes in the preamble")
-    prefill = int((rows.choices("phase")[:, 0] == PREFILL).sum())
-    decode = len(rows) // rows.top_k - prefill
-    tokens = _leading(preamble.sites(rows.choices("layer")[:prefill, 0]) == 0)
-    site_of, token_of = _expected_order(num_sites, tokens, prefill, decode)
-    order = "prefill goes layer by layer with all its tokens, once; decode token by token through all layers"
-    rows.check_choices("layer", np.array(preamble.layers, np.int64)[site_of], order)
-    rows.check_choices("step", rows["step"][0] + token_of, f"{order}; positions have no gaps")
-    where = f"line {rows.first + prefill * rows.top_k - 1}, choices of prefill"
-    rule = f"must be {num_sites * tokens} for {tokens} tokens at {num_sites} layers"
-    whole = (num_sites * tokens, (num_sites - 1) * tokens + 1)
-    rows.refuse(where, prefill > 0 and prefill not in whole, prefill, rule)
-    rule = f"must be a multiple of the {num_sites} layers"
-    rows.refuse(f"{end}, choices of decode", decode % num_sites > 0, decode, rule)
-    return tokens
-
-
-def _expected_order(num_sites: int, tokens: int, prefill: int, decode: int) -> tuple[Ints, Ints]:
-    """Site and token of each choice, for a prompt of ``tokens`` and so many choices of prefill and decode."""
-    # A first choice at another layer than the first leaves no tokens to count, and is refused by its layer.
-    width = max(tokens, 1)
-    prompt, decoded = np.arange(prefill), np.arange(decode)
-    token = prompt % width
-    if tokens and prefill == (num_sites - 1) * tokens + 1:
-        token[-1] = tokens - 1
-    site = np.minimum(prompt // width, num_sites - 1)
-    return np.append(site, decoded % num_sites), np.append(token, tokens + decoded // num_sites)
-
-
-def _leading(flags: NDArray[np.bool_]) -> int:
-    """How many flags hold before the first that does not."""
-    return len(flags) if flags.all() else int(flags.argmin())
-
-
-def _check_choices(rows: _Rows) -> None:
-    experts = rows.choices("expert")
-    order = np.argsort(experts, axis=-1, kind="stable")
-    ordered = np.take_along_axis(experts, order, -1)
-    again = np.zeros(experts.shape, np.bool_)
-    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], -1)
-    rows.check("expert", again.ravel(), "not repeat in a choice")
-    weights = rows.choices("weight")
-    rising = np.diff(weights, axis=-1, prepend=weights[:, :1]) > 0
-    rows.check("weight", rising.ravel(), "not rise from slot to slot: slots are in rank order")
-
-
-def _check_residency(rows: _Rows, preamble: _Preamble) -> None:
-    """A batch finds an expert absent or resident as a whole, and reads an absent one at its first lookup."""
-    residency, dropped = rows["residency"], rows["dropped"] == 1
-    rows.check("dropped", dropped & (residency > 0), "be 0 where the expert is resident")
-    # Only prefill repeats experts, so a decoded lookup stands alone.
-    batch = np.where(rows["phase"] == PREFILL, rows["layer"], len(preamble.expert_bytes) + np.arange(len(rows)))
-    keys = batch * preamble.experts + rows["expert"]
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    rows.check("residency", residency != residency[first][which], "as in the batch's first lookup of the expert",
-               residency[first][which])  # fmt: skip
-    read = np.flatnonzero((residency == 0) & ~dropped)
-    read = read[np.unique(keys[read], return_index=True)[1]]
-    loaded = np.zeros(len(rows), np.int64)
-    loaded[read] = np.array(preamble.expert_bytes, np.int64)[rows["layer"][read]]
-    rule = "the layer's expert_bytes at a batch's first lookup of an absent expert that is not dropped, else 0"
-    rows.check("expert_bytes", rows["expert_bytes"] != loaded, rule, loaded)
-
-
-# The trace
-
-
-def _imported(
-    source: BigMoeSource, preamble: _Preamble, facts: Mapping[str, str], rows: _Rows, prompt: int
-) -> Imported:
-    position, layer = rows.choices("step")[:, 0], rows.choices("layer")[:, 0]
+def _trace(request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, prompt: int) -> Trace:
+    position = lookups.choices("step")[:, 0]
     num_tokens = int(position[-1] - position[0]) + 1
-    token, site = position - position[0], preamble.sites(layer)
-    step = np.maximum(np.arange(num_tokens) - max(prompt - 1, 0), 0)
-    dropped = rows.choices("dropped") == 1
+    token, site = position - position[0], preamble.sites(lookups.choices("layer")[:, 0])
     ids = np.full((num_tokens, len(preamble.layers), preamble.top_k), -1, np.int16)
     weights = np.zeros(ids.shape, np.float32)
-    ids[token, site] = np.where(dropped, -1, rows.choices("expert"))
-    weights[token, site] = np.where(dropped, 0, in_rank_order(rows.choices("weight")))
-    trace = Trace(
-        header=_header(source, preamble, facts, rows, prompt, num_tokens - prompt),
-        step=step.astype(np.int32),
-        phase=np.where(np.arange(num_tokens) < prompt, PREFILL, DECODE).astype(np.uint8),
-        sequence=np.zeros(num_tokens, np.int32),
-        position=(position[0] + np.arange(num_tokens)).astype(np.int32),
-        token=np.full(num_tokens, -1, np.int32),
-        valid=np.ones(num_tokens, np.bool_),
+    ids[token, site] = np.where(lookups.choices("dropped") == 1, -1, lookups.choices("expert"))
+    weights[token, site] = lookups.choices("weight")
+    rows = Rows(
+        step=np.maximum(np.arange(num_tokens) - max(prompt - 1, 0), 0),
+        phase=np.where(np.arange(num_tokens) < prompt, PREFILL, DECODE),
+        sequence=np.zeros(num_tokens),
+        position=position[0] + np.arange(num_tokens),
         ids=ids,
         weights=weights,
     )
-    per_row = np.repeat(token, rows.top_k)
-    residency = pl.DataFrame({
-        "site": preamble.sites(rows["layer"]).astype(np.int16),
-        "step": trace.step[per_row],
-        "sequence": trace.sequence[per_row],
-        "position": trace.position[per_row],
-        "slot": rows["slot"].astype(np.int16),
-        "expert": rows["expert"].astype(np.int16),
-        "resident": rows["residency"] > 0,
-        "prefetched": rows["residency"] == 2,
-        "loaded_bytes": rows["expert_bytes"],
-        "dropped": rows["dropped"] == 1,
+    return assemble(facts, rows, _recording(request, preamble, facts, lookups, (prompt, num_tokens - prompt)))
+
+
+def _residency(trace: Trace, preamble: Preamble, lookups: Lookups) -> bytes:
+    row = np.repeat(lookups.choices("step")[:, 0] - lookups["step"][0], lookups.top_k)
+    table = pl.DataFrame({
+        "site": preamble.sites(lookups["layer"]).astype(np.int16),
+        "step": trace.step[row],
+        "sequence": trace.sequence[row],
+        "position": trace.position[row],
+        "slot": lookups["slot"].astype(np.int16),
+        "expert": lookups["expert"].astype(np.int16),
+        "resident": lookups["residency"] > 0,
+        "prefetched": lookups["residency"] == 2,
+        "loaded_bytes": lookups["expert_bytes"],
+        "dropped": lookups["dropped"] == 1,
     })  # fmt: skip
     stream = io.BytesIO()
-    residency.write_parquet(stream, compression="zstd")
+    table.write_parquet(stream, compression="zstd")
+    return stream.getvalue()
+
+
+def _bytes(preamble: Preamble) -> bytes:
     table = [
         {"site": site, "layer": layer, "expert_bytes": preamble.expert_bytes[layer],
          "dense_bytes": preamble.dense_bytes[layer]}
         for site, layer in enumerate(preamble.layers)
     ]  # fmt: skip
-    text = json.dumps(table, indent=1) + "\n"
-    return Imported(trace, {RESIDENCY_FILE: stream.getvalue(), EXPERT_BYTES_FILE: text.encode()})
+    return (json.dumps(table, indent=1) + "\n").encode()
 
 
-def _header(
-    source: BigMoeSource, preamble: _Preamble, facts: Mapping[str, str], rows: _Rows, prompt: int, decoded: int
-) -> Header:
-    sums = rows.choices("weight").sum(-1)
-    alone = prompt > 1 and len(rows) < (prompt + decoded) * len(preamble.layers) * preamble.top_k
-    return Header(
-        name=facts["name"],
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        source="imported",
-        model=ModelShape(
-            facts["model"], facts["architecture"], len(preamble.layers), preamble.experts, preamble.top_k,
-            int(facts["hidden"]), int(facts["expert_intermediate"]),
-        ),
+def _recording(
+    request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, tokens: tuple[int, int]
+) -> Recording:
+    """``tokens``: of the prompt, and decoded."""
+    sums = lookups.choices("weight").sum(-1)
+    alone = tokens[0] > 1 and len(lookups) < sum(tokens) * len(preamble.layers) * preamble.top_k
+    prefill = ("prefill",) if not tokens[0] else ()
+    return Recording(
+        format="bigmoe",
+        files={"file": request.path},
+        layers=preamble.layers,
+        lacks=("tokens", "scores", *prefill),
+        also_missing="texts, cache budget, times",
+        site_name="blk.{}",
         dtype=facts["dtype"],
-        experts_implementation="llama.cpp, streamed",
-        sites=tuple(Site(site, f"blk.{layer}", layer) for site, layer in enumerate(preamble.layers)),
-        sequences=(TraceSequence(0, "eval", "unknown", prompt, decoded),),
-        licence=facts["licence"],
-        versions={"numpy": np.__version__, "polars": pl.__version__},
-        provenance={
-            "format": "bigmoe",
+        implementation="llama.cpp, streamed",
+        versions={"polars": pl.__version__},
+        told={
             "origin": ORIGIN,
-            "file": source.path.name,
-            "file_sha256": sha256(source.path),
             "gguf": preamble.model,
             "gguf_architecture": preamble.architecture,
-            "missing": "logits, lookahead, token ids (token is -1), texts, routing rules, cache budget, times",
             "steps": "prefill is one step of all prompt tokens, batched layer by layer; each decoded token is a step",
             "last_site": "routes the last prompt token only (ids -1 for the others)" if alone else "complete",
             "top_k": "as run (n_expert_used), which may override the model's own",
             "weights": "as applied, six digits; equal neighbours set apart by a float32 ulp, to keep their rank",
             "weight_sum_least": float(sums.min()),
             "weight_sum_most": float(sums.max()),
-            "dropped": int(rows["dropped"].sum()),
+            "dropped": int(lookups["dropped"].sum()),
             "residency": f"{RESIDENCY_FILE}: what the device's cache held when each layer's batch began",
             "expert_bytes": f"{EXPERT_BYTES_FILE}: bytes of an expert and of the dense part, by site",
         },

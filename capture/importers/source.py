@@ -1,12 +1,14 @@
-"""What the formats share: refusals, arguments, digests, and weights whose ties keep their rank."""
+"""What the formats share in reading: refusals, arguments, files that are checked before they are read, digests."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,10 @@ from sim.trace import Trace, TraceError
 Item = TypeVar("Item")
 Track = Callable[[Sequence[Item], str], Iterable[Item]]
 """Goes through a sequence and shows how far it is; the text says what is being done."""
+
+INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
+LARGEST_LINE_BYTES = 1 << 26
+RESTORE = "restore the file, or import another one"
 
 
 class ImportFailure(ValueError):
@@ -35,7 +41,7 @@ class Refuse:
     """Raise `TraceError` about a field of ``file`` if it is wrong."""
 
     file: str
-    remedy: str = "restore the file, or import another one"
+    remedy: str = RESTORE
 
     def __call__(self, name: str, wrong: bool | np.bool_, value: object, rule: str, remedy: str | None = None) -> None:
         if wrong:
@@ -46,6 +52,41 @@ class Refuse:
         if wrong.any():
             place = tuple(int(index) for index in np.argwhere(wrong)[0])
             self(f"{name}{list(place)}", True, values[place].item(), rule)
+
+    def whole(self, name: str, value: object, least: int, most: int) -> int:
+        """``value`` as a whole number in ``least..most``."""
+        wrong = not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most
+        self(name, wrong, value, f"must be a whole number in {least}..{most}")
+        return int(value)  # type: ignore[call-overload, no-any-return]
+
+    def text(self, name: str, value: object) -> str:
+        """``value`` as text that can be printed."""
+        self(name, not isinstance(value, str) or not value or not value.isprintable(), value, "must be printable text")
+        return str(value)
+
+    def flag(self, name: str, value: object) -> bool:
+        self(name, not isinstance(value, bool), value, "must be true or false")
+        return bool(value)
+
+    def numbers(self, name: str, value: object, kinds: str, dimensions: int) -> NDArray[Any]:
+        """Nested lists as an array of ``dimensions``, of a dtype of ``kinds`` (numpy's letters) and not empty."""
+        rule = f"must be numbers in {dimensions} levels of equally long lists"
+        try:
+            found = np.array(value)
+        except (ValueError, OverflowError, RecursionError):
+            found = np.empty(0, object)
+        wrong = found.dtype.kind not in kinds or found.ndim != dimensions or not found.size
+        self(name, wrong, f"{found.dtype} {list(found.shape)}", rule)
+        return found
+
+    def has(self, name: str, value: object, *keys: str) -> dict[str, Any]:
+        """``value`` as an object that has ``keys``."""
+        where = f"{name}." if name else ""
+        found = value if isinstance(value, dict) else {}
+        self(name or "text", not isinstance(value, dict), value, "must be an object")
+        for key in keys:
+            self(f"{where}{key}", key not in found, "absent", f"must be there (found {sorted(map(str, found))})")
+        return found
 
 
 def untracked(items: Sequence[Item], text: str) -> Iterable[Item]:
@@ -60,9 +101,100 @@ def count(key: str, text: str) -> int:
     return int(text)
 
 
+def one_of(key: str, text: str, among: Sequence[str]) -> str:
+    """The argument ``key`` as one of the words ``among``."""
+    if text not in among:
+        raise ImportFailure(f"{key}={text} must be one of {', '.join(among)}")
+    return text
+
+
+# Files
+
+
+def require_file(key: str, path: Path, what: str, most_bytes: int, remedy: str = "split it") -> Path:
+    """``path``, a plain file of at most ``most_bytes``: a pipe or a device would never end."""
+    try:
+        if not path.is_file():
+            raise ImportFailure(f"{key}={path} is no file; name {what}")
+        size = path.stat().st_size
+    except OSError as error:
+        raise unreadable(key, path, error, what) from None
+    if size > most_bytes:
+        raise TraceError(path.name, "size", size, f"must be at most {most_bytes} bytes", remedy)
+    return path
+
+
+def unreadable(key: str, path: Path, error: OSError, what: str) -> ImportFailure:
+    return ImportFailure(f"{key}={path} cannot be read ({error.strerror or error}); name {what}")
+
+
+def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of each line, read one by one; its end of line, of any system, is left out."""
+    with path.open("rb") as stream:
+        number = 0
+        while line := stream.readline(LARGEST_LINE_BYTES + 1):
+            number += 1
+            rule = f"must be at most {LARGEST_LINE_BYTES} bytes"
+            refuse(f"line {number}", len(line) > LARGEST_LINE_BYTES, f"{len(line)} bytes or more", rule)
+            yield number, decoded(line, refuse, f"line {number}").rstrip("\r\n")
+
+
+def decoded(content: bytes, refuse: Refuse, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        refuse(name, True, f"byte {error.start}", "must be UTF-8")
+        raise
+
+
+def parsed_json(text: str | bytes, refuse: Refuse, name: str) -> Any:
+    """The value that ``text`` is as strict JSON: no NaN, no infinity, no key twice."""
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        refuse(name, True, str(error), "must be JSON")
+        raise
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in found if keys.count(key) > 1)!r} comes twice")
+    return found
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_of_all(paths: Sequence[Path]) -> str:
+    """Of several files: sha256 over their own digests, a line each, in their order."""
+    return hashlib.sha256("".join(f"{sha256(path)}\n" for path in paths).encode()).hexdigest()
+
+
+# Arrays
+
+
+def npy_header(stream: BinaryIO | Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype that an .npy stream states. Raise ValueError for a version that may hold more than numbers."""
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"format version {version} holds no plain numbers")
+    with warnings.catch_warnings(action="ignore"):
+        shape, _, dtype = read(stream)
+    return shape, dtype
+
+
+def stated_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array, exact for any stated shape."""
+    return int(np.prod([int(length) for length in shape], dtype=object)) * dtype.itemsize
 
 
 def in_rank_order(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -75,3 +207,11 @@ def in_rank_order(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     for rank in range(1, shares.shape[-1]):
         shares[..., rank] = np.minimum(shares[..., rank], np.nextafter(shares[..., rank - 1], np.float32(0)))
     return shares
+
+
+def untied(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """The same for weights that may rise: those that rounding has made equal keep the order that they stand in."""
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    found = np.empty(weights.shape, np.float32)
+    np.put_along_axis(found, order, in_rank_order(np.take_along_axis(weights, order, -1)), -1)
+    return found

@@ -11,9 +11,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from capture.import_trace import ImportFailure, main, make_bigmoe_source, parse, read_bigmoe, untracked
-from capture.importers.bigmoe import COLUMNS, EXPERT_BYTES_FILE, FACTS, RESIDENCY_FILE
-from capture.importers.source import Imported
+from capture.import_trace import main, parse
+from capture.importers import bigmoe
+from capture.importers.bigmoe import EXPERT_BYTES_FILE, RESIDENCY_FILE
+from capture.importers.bigmoe_lookups import COLUMNS
+from capture.importers.parts import make_request
+from capture.importers.source import Imported, ImportFailure, untracked
 from sim.trace import DECODE, PREFILL, TraceError, read_trace
 from sim.workload import Workload
 
@@ -51,7 +54,7 @@ def write(folder: Path, text: str = TINY) -> Path:
 
 
 def read(folder: Path, text: str = TINY) -> Imported:
-    return read_bigmoe(make_bigmoe_source({"path": str(write(folder, text)), **GIVEN}), untracked)
+    return bigmoe.read(make_request({"path": str(write(folder, text)), **GIVEN}), untracked)
 
 
 def residency(imported: Imported) -> pl.DataFrame:
@@ -176,7 +179,7 @@ def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:
 def test_line_ends_of_another_system_change_nothing(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_bytes(TINY.replace("\n", "\r\n").encode())
-    imported = read_bigmoe(make_bigmoe_source({"path": str(path), **GIVEN}), untracked)
+    imported = bigmoe.read(make_request({"path": str(path), **GIVEN}), untracked)
     assert imported.trace.ids.tolist() == read(tmp_path).trace.ids.tolist()
 
 
@@ -205,20 +208,20 @@ def test_the_last_layer_may_have_every_prompt_token(tmp_path: Path) -> None:
 
 def test_what_the_file_does_not_tell_has_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(ImportFailure) as failure:
-        read_bigmoe(make_bigmoe_source({"path": str(write(tmp_path))}), untracked)
-    assert all(f"{key}=..." in str(failure.value) for key in FACTS)
+        bigmoe.read(make_request({"path": str(write(tmp_path))}), untracked)
+    assert all(f"{key}=..." in str(failure.value) for key in ("hidden", "expert_intermediate", "licence"))
 
 
 def test_what_is_given_goes_before_what_the_file_says(tmp_path: Path) -> None:
     given = {"path": str(write(tmp_path)), **GIVEN, "model": "mine", "architecture": "Mine", "name": "run"}
-    header = read_bigmoe(make_bigmoe_source(given), untracked).trace.header
+    header = bigmoe.read(make_request(given), untracked).trace.header
     assert (header.model.name, header.model.architecture, header.name) == ("mine", "Mine", "run")
 
 
 def test_facts_of_a_published_model_are_not_taken_for_a_file_of_another_shape(tmp_path: Path) -> None:
     path = write(tmp_path, TINY.replace("Tiny-Q4", "Qwen3-30B-A3B-Q4_K_M"))
     with pytest.raises(ImportFailure, match=r"needs hidden=\.\.\."):
-        read_bigmoe(make_bigmoe_source({"path": str(path)}), untracked)
+        bigmoe.read(make_request({"path": str(path)}), untracked)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "pipe"):
         with pytest.raises(ImportFailure, match="is no file; name a route trace"):
-            read_bigmoe(make_bigmoe_source({"path": str(path)}), untracked)
+            bigmoe.read(make_request({"path": str(path)}), untracked)
 
 
 # Hostile files
@@ -365,7 +368,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_bytes(TINY.encode().replace(b"tinymoe", b"tiny\xff"))
     with pytest.raises(TraceError, match="must be UTF-8"):
-        read_bigmoe(make_bigmoe_source({"path": str(path), **GIVEN}), untracked)
+        bigmoe.read(make_request({"path": str(path), **GIVEN}), untracked)
 
 
 def test_a_file_too_large_to_be_one_run_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -373,7 +376,7 @@ def test_a_file_too_large_to_be_one_run_is_refused_before_it_is_read(tmp_path: P
     with path.open("r+b") as stream:
         stream.truncate((1 << 26) + 1)
     with pytest.raises(TraceError, match=r"size is 67108865, must be at most 67108864 bytes; split the run"):
-        read_bigmoe(make_bigmoe_source({"path": str(path), **GIVEN}), untracked)
+        bigmoe.read(make_request({"path": str(path), **GIVEN}), untracked)
 
 
 def test_every_damaged_byte_is_refused_or_leaves_a_trace_that_can_be_written(tmp_path: Path) -> None:

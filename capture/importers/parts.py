@@ -1,0 +1,216 @@
+"""What the formats share in making a trace: facts about the model, choices that are checked, rows, and a header that
+says what the format lacks.
+
+What a format lacks is named in the header's ``provenance["lacks"]``, in the words of `LACKS`; the simulator refuses, by
+name, what would need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sha256, untied
+from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
+
+FACTS = ("name", "model", "architecture", "experts", "hidden", "expert_intermediate", "licence")
+WHOLE_FACTS = ("experts", "hidden", "expert_intermediate")
+NEEDED = ("model", "experts", "hidden", "expert_intermediate", "licence")
+LACKS: Mapping[str, str] = {
+    "weights": "gate weights (0 in the trace, so that needs stand in ascending id)",
+    "rows": "which token of a batch chose which expert (rows divide the batch's counts)",
+    "sequences": "which sequence a token belongs to",
+    "steps": "how tokens were batched",
+    "prefill": "prompt routing",
+    "decode": "decoded tokens",
+    "tokens": "token ids (token is -1)",
+    "scores": "logits, lookahead, routing rules",
+}
+"""What a recording can lack, and what the trace has in its place."""
+LARGEST_CELLS = 1 << 29
+"""Choices of a trace: 1.5 GiB of ids and weights."""
+
+Ids = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be imported: the file (or directory), facts about its model, and the format's own options."""
+
+    path: Path
+    facts: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_request(given: Mapping[str, str]) -> Request:
+    """The request that the arguments describe. Raise `ImportFailure` for a fact that is no whole number."""
+    for key in WHOLE_FACTS:
+        if key in given:
+            count(key, given[key])
+    facts = {key: text for key, text in given.items() if key in FACTS}
+    options = {key: text for key, text in given.items() if key not in (*FACTS, "path", "format", "output_dir")}
+    return Request(Path(given["path"]), facts, options)
+
+
+def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """Facts as given, else as the file or its publisher ``told``. Raise `ImportFailure` for those that neither did."""
+    whole = {"architecture": "unknown", **told, **facts}
+    if missing := [key for key in NEEDED if key not in whole]:
+        model = f"model={whole['model']} also needs " if "model" in whole else "the import needs "
+        raise ImportFailure(f"{model}{', '.join(f'{key}=...' for key in missing)}: the file does not tell them")
+    whole.setdefault("name", f"{whole['model']}_{suffix}")
+    return whole
+
+
+# Checks
+
+
+def check_ids(refuse: Refuse, name: str, ids: NDArray[Any], num_experts: int, least: int = 0) -> None:
+    """Refuse ids [..., K] outside ``least..num_experts - 1`` (-1: none), or twice in a row."""
+    wrong = (ids < least) | (ids >= num_experts)
+    refuse.where(name, wrong, ids, f"must lie in {least}..{num_experts - 1}")
+    ordered = np.sort(ids, axis=-1)
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    refuse.where(name, repeated, ordered[..., 1:], "must not repeat in a row (columns in ascending order)")
+
+
+def check_shares(refuse: Refuse, name: str, weights: NDArray[Any], tolerance: float) -> None:
+    """Refuse weights [N, K] that are no shares in rank order: each in 0..1, nowhere rising, their sum 1."""
+    wide = weights.astype(np.float32)
+    refuse.where(f"weights{name}", ~((wide >= 0) & (wide <= 1)), wide, "must lie in 0..1")
+    rising = wide[:, 1:] > wide[:, :-1]
+    refuse.where(f"weights{name}", rising, wide[:, 1:], "must not rise from rank to rank (columns from rank 1)")
+    total = wide.sum(-1)
+    rule = f"must be 1 within {tolerance}: shares of the selected experts"
+    refuse.where(f"sum of weights{name}", abs(total - 1) > tolerance, total, rule)
+
+
+def check_size(refuse: Refuse, name: str, rows: int, sites: int, top_k: int, remedy: str) -> None:
+    """Refuse more choices than a trace is held in memory with."""
+    cells = rows * sites * top_k
+    rule = f"must be at most {LARGEST_CELLS} choices ({rows} rows x {sites} sites x top-{top_k})"
+    refuse(name, cells > LARGEST_CELLS, cells, rule, remedy)
+
+
+# The trace
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token-rows [N] in the order of the run, as a `Trace` has them.
+
+    ``ids`` [N, S, K], -1 where nothing was chosen; ``weights`` of the same shape, or None where the format has none;
+    ``token`` [N], or None where it has no ids of tokens. ``ranked``: equal weights stand in order of rank.
+    """
+
+    step: NDArray[Any]
+    phase: NDArray[Any]
+    sequence: NDArray[Any]
+    position: NDArray[Any]
+    ids: NDArray[Any]
+    weights: NDArray[Any] | None = None
+    token: NDArray[Any] | None = None
+    ranked: bool = True
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the header says of the rows: the format and its files, the layers with experts by site, what is lacking (in
+    words of `LACKS`) and what else is missing.
+
+    ``site_name`` names a site by its layer; ``told`` are further provenance; ``domains`` and ``flags`` are by sequence.
+    """
+
+    format: str
+    files: Mapping[str, Path]
+    layers: Sequence[int]
+    lacks: Sequence[str]
+    also_missing: str = ""
+    site_name: str = "model.layers.{}.mlp"
+    dtype: str = "unknown"
+    implementation: str = "unknown"
+    told: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    domains: Mapping[int, str] = field(default_factory=dict)
+    flags: Mapping[int, Mapping[str, bool]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trace:
+    """The trace. Ranked weights that rounding made equal are set apart by a float32 ulp, in the order they stand in."""
+    ids = rows.ids.astype(np.int16)
+    weights = np.zeros(ids.shape) if rows.weights is None else rows.weights
+    weights = untied(weights) if rows.ranked else weights.astype(np.float32)
+    weights[ids < 0] = 0
+    num_rows = len(ids)
+    return Trace(
+        header=make_header(facts, rows, recording),
+        step=rows.step.astype(np.int32),
+        phase=rows.phase.astype(np.uint8),
+        sequence=rows.sequence.astype(np.int32),
+        position=rows.position.astype(np.int32),
+        token=np.full(num_rows, -1, np.int32) if rows.token is None else rows.token.astype(np.int32),
+        valid=np.ones(num_rows, np.bool_),
+        ids=ids,
+        weights=weights,
+    )
+
+
+def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Header:
+    _, num_sites, top_k = rows.ids.shape
+    sequences = _sequences(rows, recording)
+    lacks = [word for word in LACKS if word in recording.lacks]
+    return Header(
+        name=facts["name"],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        source="imported",
+        model=ModelShape(
+            facts["model"], facts["architecture"], num_sites, int(facts["experts"]), top_k, int(facts["hidden"]),
+            int(facts["expert_intermediate"]),
+        ),
+        dtype=recording.dtype,
+        experts_implementation=recording.implementation,
+        sites=tuple(Site(i, recording.site_name.format(layer), layer) for i, layer in enumerate(recording.layers)),
+        sequences=sequences,
+        licence=facts["licence"],
+        versions={"numpy": np.__version__, **recording.versions},
+        provenance={
+            "format": recording.format,
+            **{key: path.name for key, path in recording.files.items()},
+            **{f"{key}_sha256": sha256(path) for key, path in recording.files.items()},
+            "lacks": ", ".join(lacks),
+            "missing": ", ".join(filter(None, [*(LACKS[word] for word in lacks), recording.also_missing])),
+            "split": "even sequences fit, odd sequences eval" if len(sequences) > 1 else "one sequence: eval",
+            **recording.told,
+        },
+    )  # fmt: skip
+
+
+def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
+    numbers, first = np.unique(rows.sequence.astype(np.int64), return_inverse=True)
+    decoded = np.bincount(first, rows.phase == DECODE).astype(int).tolist()
+    found = np.bincount(first).tolist()
+    several = len(numbers) > 1
+    return tuple(
+        TraceSequence(
+            number, "fit" if several and number % 2 == 0 else "eval", recording.domains.get(number, "unknown"),
+            found[index] - decoded[index], decoded[index], recording.flags.get(number, {}),
+        )
+        for index, number in enumerate(numbers.tolist())
+    )  # fmt: skip
+
+
+def steps_of(phase: NDArray[Any], sequence: NDArray[Any]) -> NDArray[np.int32]:
+    """Steps where none were recorded: a prompt's rows in a row are one, every decoded row is one."""
+    begins = np.ones(len(phase), np.bool_)
+    begins[1:] = (phase[1:] == DECODE) | (phase[:-1] == DECODE) | (np.diff(sequence) != 0)
+    return (np.cumsum(begins) - 1).astype(np.int32)
+
+
+def check_numbers(refuse: Refuse, name: str, values: NDArray[Any], most: int = INT32_MAX) -> None:
+    refuse.where(name, (values < 0) | (values > most), values, f"must lie in 0..{most}")
