@@ -26,6 +26,7 @@ from capture.gating_stats import (
     top1_equality,
     top1_in_next,
     top1_prediction_accuracy,
+    unused_share,
     weight_output_correlation,
     whole_path_cover,
 )
@@ -99,20 +100,28 @@ def locality_rows(gating: Gating) -> list[Statistic]:
         *(Statistic(f"any reused, {place}", reused[at], chance) for place, at in places.items()),
         *(Statistic(f"first choice repeated, {place}", repeated[at], 1 / num_experts) for place, at in places.items()),
         Statistic("popularity, max/mean", popularity_skew(gating.experts, num_experts).mean(), 1.0),
+        Statistic("experts never chosen", unused_share(gating.experts, num_experts).mean(), 0.0),
         Statistic("sequence preference, bits", sequence_preference_bits(gating.experts, num_experts), 0.0),
     ]
 
 
 def weight_rows(gating: Gating) -> list[Statistic]:
     """Gate weights, expert outputs, activations."""
-    high, low, skipped = score_split(gating.weights)
     norms = gating.output_norms
+    rows = [Statistic("corr(weight, weighted output norm)", weight_output_correlation(gating.weights, norms).mean())]
+    # An only choice has all of the weight, of every token.
+    if gating.top_k > 1:
+        high, low, skipped = score_split(gating.weights)
+        of_shares = relative_weight_output_correlation(gating.weights, norms)
+        rows = [
+            Statistic("score <= T1 = 0.6", high),
+            Statistic("T1 < score <= T2 = 0.9", low),
+            Statistic("score > T2", skipped),
+            *rows,
+            Statistic("corr(share of weight, of output norm)", of_shares),
+        ]
     return [
-        Statistic("score <= T1 = 0.6", high),
-        Statistic("T1 < score <= T2 = 0.9", low),
-        Statistic("score > T2", skipped),
-        Statistic("corr(weight, weighted output norm)", weight_output_correlation(gating.weights, norms).mean()),
-        Statistic("corr(share of weight, of output norm)", relative_weight_output_correlation(gating.weights, norms)),
+        *rows,
         Statistic("|x W_up| below 0.5 sd", near_zero_share(gating.up_projections), 0.383),
         Statistic("x W_up, excess kurtosis", excess_kurtosis(gating.up_projections), 0.0),
     ]

@@ -137,6 +137,11 @@ def popularity_skew(experts: Integers, num_experts: int) -> Floats:
     return np.asarray(popularity(experts, num_experts).max(-1) * num_experts)
 
 
+def unused_share(experts: Integers, num_experts: int) -> Floats:
+    """Share of the experts that no token uses, by layer: dead ones, and those too rare for the sample."""
+    return np.asarray((popularity(experts, num_experts) == 0).mean(-1))
+
+
 def sequence_preference_bits(experts: Integers, num_experts: int) -> float:
     """Mean Kullback-Leibler divergence of a sequence's popularity from that of all sequences, in bits."""
     of_all = popularity(experts, num_experts)

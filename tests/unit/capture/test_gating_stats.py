@@ -32,6 +32,7 @@ from capture.gating_stats import (
     top1_equality,
     top1_in_next,
     top1_prediction_accuracy,
+    unused_share,
     weight_output_correlation,
     whole_path_cover,
 )
@@ -133,6 +134,7 @@ def test_popularity_counts_uses_of_every_layer_apart() -> None:
     experts = routes([[0, 1], [2, 3]], [[0, 2], [2, 3]])
     assert popularity(experts, 4) == pytest.approx(np.array([[0.5, 0.25, 0.25, 0], [0, 0, 0.5, 0.5]]))
     assert popularity_skew(experts, 4) == pytest.approx([2.0, 2.0])
+    assert unused_share(experts, 4) == pytest.approx([0.25, 0.5])
 
 
 def test_sequences_of_one_expert_each_differ_from_all_by_one_bit() -> None:
@@ -224,6 +226,25 @@ def test_the_three_score_groups_of_the_report_sum_to_one() -> None:
     values = {row.name: row.value for row in report(random_gating())}
     groups = [values[name] for name in ("score <= T1 = 0.6", "T1 < score <= T2 = 0.9", "score > T2")]
     assert sum(groups) == pytest.approx(1.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_report_on_top_1_gates_leaves_out_what_needs_a_second_choice() -> None:
+    gating = random_gating()
+    only = replace(
+        gating,
+        experts=gating.experts[..., :1],
+        weights=gating.weights[..., :1],
+        output_norms=gating.output_norms[..., :1],
+    )
+    names = [row.name for row in report(only)]
+    left_out = [row.name for row in report(gating) if row.name not in names]
+    assert left_out == [
+        "score <= T1 = 0.6",
+        "T1 < score <= T2 = 0.9",
+        "score > T2",
+        "corr(share of weight, of output norm)",
+    ]
 
 
 def test_models_too_shallow_for_the_report_are_refused() -> None:
