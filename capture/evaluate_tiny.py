@@ -1,11 +1,13 @@
-"""Evaluates a checkpoint of the project's own model on held-out text: loss by domain, gating beside published numbers.
+"""Evaluates a checkpoint of one of the project's own models: loss by domain, gating beside published numbers.
 
-``python -m capture.train_tiny --evaluate capture/assets/tiny_mixtral``
+``python -m capture.train_tiny --evaluate capture/assets/tiny_mixtral``: on the held-out part of the whole corpus.
+``... --passages capture/assets/prompts/heldout.jsonl``: on the shipped passages alone, the same text on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,167 +18,267 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import MixtralForCausalLM
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 from capture.corpus import DOMAINS, Corpus
 from capture.gating_report import FEWEST_LAYERS, Statistic, report
 from capture.gating_stats import PAPERS, Gating
+from capture.prompts import read_prompts
+from capture.tiny_families import Site, family_of
 from capture.tiny_model import load_model
-from capture.tokenizer import TokenStream, consecutive_windows, encode, load_tokenizer, sample_windows
+from capture.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
 
-WINDOW_TOKENS = 512
-# Windows of each domain that the gating statistics are taken from: 26 * 512 = 13,312 tokens.
-GATING_WINDOWS = (10, 10, 6)
+# Tokens of each domain that the gating statistics are taken from.
+GATING_TOKENS = (5120, 5120, 3072)
+PASSAGE_TOKENS = 200
 WINDOWS_PER_BATCH = 8
 
-Hook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]
+Windows = npt.NDArray[np.int64]
+Domains = npt.NDArray[np.uint8]
 
 
-def evaluate(folder: Path, corpus: Corpus, console: Console) -> tuple[dict[str, float], list[Statistic]]:
-    """Prints and returns the held-out loss of each domain (nats per token) and the gating statistics of ``folder``."""
-    model = load_model(folder)
-    stream = encode(corpus.held_out, load_tokenizer(folder))
-    console.print(*corpus.notes, sep="\n", highlight=False)
-    losses = held_out_loss(model, stream, console)
-    print_losses(losses, stream, corpus, console)
-    if model.config.num_hidden_layers < FEWEST_LAYERS:
-        console.print(f"no gating statistics: {model.config.num_hidden_layers} layers, they need {FEWEST_LAYERS}")
-        return losses, []
-    windows, _ = sample_windows(stream, WINDOW_TOKENS, GATING_WINDOWS)
-    statistics = report(capture_gating(model, windows))
-    print_statistics(statistics, windows.size, console)
-    return losses, statistics
+@dataclass(frozen=True)
+class HeldOut:
+    """Text that no model of the project was trained on, as token ids.
+
+    The loss is taken over ``windows`` [S, T], whose indices into DOMAINS are ``domains`` [S]; the gates are recorded on
+    ``gating`` [S, T]. ``notes`` say what text this is.
+    """
+
+    windows: Windows
+    domains: Domains
+    gating: Windows
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DomainLoss:
+    """The loss over a domain's predicted ``tokens``; bits per byte compare models of different tokenizers."""
+
+    tokens: int
+    nats_per_token: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``losses`` by domain, and the gating ``statistics`` of each stack of at least FEWEST_LAYERS sites."""
+
+    losses: Mapping[str, DomainLoss]
+    statistics: Mapping[str, Sequence[Statistic]]
+
+
+def evaluate(folder: Path, text: Corpus | Path, console: Console) -> Evaluation:
+    """Prints and returns the evaluation of the checkpoint in ``folder`` on a corpus or on a file of passages."""
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    family = family_of(model)
+    if isinstance(text, Path):
+        held_out = held_out_passages(text, tokenizer)
+    else:
+        held_out = held_out_corpus(text, tokenizer, family.window, family.prefix)
+    console.print(*held_out.notes, sep="\n", highlight=False)
+    losses = held_out_loss(model, held_out.windows, held_out.domains, byte_lengths(tokenizer), console)
+    print_losses(losses, console)
+    statistics = {}
+    for stack, gating in capture_gating(model, held_out.gating).items():
+        sequences, tokens, num_sites, _ = gating.logits.shape
+        if num_sites < FEWEST_LAYERS:
+            console.print(f"no gating statistics of the {stack}: {num_sites} sites, they need {FEWEST_LAYERS}")
+            continue
+        statistics[stack] = report(gating)
+        print_statistics(stack, statistics[stack], sequences * tokens, console)
+    return Evaluation(losses, statistics)
+
+
+def held_out_corpus(corpus: Corpus, tokenizer: Tokenizer, length: int, prefix: int) -> HeldOut:
+    """The held-out documents, every token but the first ``prefix`` predicted once."""
+    stream = encode(corpus.held_out, tokenizer)
+    windows, domains = consecutive_windows(stream, length, prefix)
+    gating, _ = sample_windows(stream, length, [tokens // length for tokens in GATING_TOKENS])
+    return HeldOut(windows, domains, gating, corpus.notes)
+
+
+def held_out_passages(path: Path, tokenizer: Tokenizer) -> HeldOut:
+    """The first PASSAGE_TOKENS tokens of every passage of ``path`` that has as many, for loss and gates alike."""
+    prompts = [prompt for prompt in read_prompts(path) if prompt.domain in DOMAINS]
+    tokens = [tokenizer.encode(prompt.text).ids[:PASSAGE_TOKENS] for prompt in prompts]
+    long = [index for index, ids in enumerate(tokens) if len(ids) == PASSAGE_TOKENS]
+    if not long:
+        raise ValueError(f"cannot evaluate on {path}: no passage of {DOMAINS} has {PASSAGE_TOKENS} tokens")
+    windows = np.array([tokens[index] for index in long], np.int64)
+    domains = np.array([DOMAINS.index(prompts[index].domain) for index in long], np.uint8)
+    return HeldOut(windows, domains, windows, (f"{len(long)} passages of {PASSAGE_TOKENS} tokens: {path}",))
+
+
+def byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Bytes of text of every token; 0 for special ones."""
+    vocabulary = tokenizer.get_vocab()
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    for token, index in vocabulary.items():
+        # In a byte-level vocabulary a character stands for a byte.
+        lengths[index] = 0 if token in special else len(token)
+    return lengths
 
 
 @torch.no_grad()
-def held_out_loss(model: MixtralForCausalLM, stream: TokenStream, console: Console | None = None) -> dict[str, float]:
-    """Mean nats per token of each domain over the whole stream, in windows of 512 tokens that start without context."""
-    windows, domains = consecutive_windows(stream, WINDOW_TOKENS)
-    sums, counts = np.zeros(len(DOMAINS)), np.zeros(len(DOMAINS), int)
+def held_out_loss(
+    model: PreTrainedModel,
+    windows: Windows,
+    domains: Domains,
+    token_bytes: npt.NDArray[np.int64],
+    console: Console | None = None,
+) -> dict[str, DomainLoss]:
+    """The loss of each domain; a window is read without what stands before it, and its prefix is not predicted."""
+    prefix = family_of(model).prefix
+    nats, counts, num_bytes = np.zeros(len(DOMAINS)), np.zeros(len(DOMAINS), int), np.zeros(len(DOMAINS), int)
     batches = range(0, len(windows), WINDOWS_PER_BATCH)
     console = console or Console(quiet=True)
     for start in track(batches, "held-out loss", console=console, disable=not console.is_terminal):
-        of_tokens = token_losses(model, windows[start : start + WINDOWS_PER_BATCH])
-        for domain, of_window in zip(domains[start:], of_tokens, strict=False):
-            sums[domain] += of_window.sum()
+        batch = windows[start : start + WINDOWS_PER_BATCH]
+        of_tokens = token_losses(model, batch, prefix)
+        for domain, of_window, window in zip(domains[start:], of_tokens, batch, strict=False):
+            nats[domain] += of_window.sum()
             counts[domain] += of_window.size
-    return {name: sums[index] / counts[index] for index, name in enumerate(DOMAINS) if counts[index]}
+            num_bytes[domain] += token_bytes[window[prefix:]].sum()
+    return {
+        name: DomainLoss(int(counts[at]), nats[at] / counts[at], nats[at] / num_bytes[at] / np.log(2))
+        for at, name in enumerate(DOMAINS)
+        if counts[at]
+    }
 
 
 @torch.no_grad()
-def token_losses(model: MixtralForCausalLM, windows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Nats of every token but a window's first, [window, token - 1]."""
-    inputs = torch.from_numpy(windows)
-    logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
-    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), inputs[:, 1:].reshape(-1), reduction="none")
+def token_losses(model: PreTrainedModel, windows: Windows, prefix: int) -> npt.NDArray[np.float32]:
+    """Nats of every token behind a window's first ``prefix``, [window, token - prefix]."""
+    tokens = torch.from_numpy(windows)
+    logits = family_of(model).predict(model, tokens, prefix)
+    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, prefix:].reshape(-1), reduction="none")
     return np.asarray(losses.reshape(len(windows), -1).numpy())
 
 
 class GateRecorder:
-    """What the gates of one forward pass saw and chose, by layer; ``remove`` takes the hooks out of the model."""
+    """What the gates of one forward pass saw and chose, by site; ``remove`` takes the hooks out of the model."""
 
-    def __init__(self, model: MixtralForCausalLM) -> None:
-        self.gates: dict[int, tuple[torch.Tensor, ...]] = {}
-        self.layer_inputs: dict[int, torch.Tensor] = {}
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.gate_inputs: dict[Site, torch.Tensor] = {}
+        self.gate_outputs: dict[Site, Sequence[torch.Tensor]] = {}
+        self.layer_inputs: dict[Site, torch.Tensor] = {}
         self._handles = []
-        for index, layer in enumerate(model.model.layers):
-            self._handles.append(layer.mlp.gate.register_forward_hook(self._gate_hook(index)))
-            self._handles.append(layer.input_layernorm.register_forward_hook(self._input_hook(index)))
+        for site in sites:
+            self._handles.append(site.router.register_forward_hook(self._gate_hook(site)))
+            self._handles.append(site.layer_norm.register_forward_hook(self._input_hook(site)))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _gate_hook(self, index: int) -> Hook:
+    def _gate_hook(self, site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: Any) -> None:
-            self.gates[index] = (inputs[0], *outputs)
+            self.gate_inputs[site], self.gate_outputs[site] = inputs[0], outputs
 
         return hook
 
-    def _input_hook(self, index: int) -> Hook:
+    def _input_hook(self, site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _outputs: Any) -> None:
-            self.layer_inputs[index] = inputs[0]
+            self.layer_inputs[site] = inputs[0]
 
         return hook
 
 
 @torch.no_grad()
-def capture_gating(model: MixtralForCausalLM, windows: npt.NDArray[np.int64]) -> Gating:
-    """The gates of ``model`` on token ids [window, token], teacher-forced: the order of decoding, in one pass.
+def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating]:
+    """The gates of ``model`` on token ids [window, token] by stack, teacher-forced: the order of decoding, in one pass.
 
-    The sample of x W_up is from the first batch of windows.
+    Of an encoder-decoder the encoder sees a window's prefix, the decoder its start token and the rest. The sample of
+    x W_up is from the first batch of windows.
     """
-    recorder = GateRecorder(model)
-    parts: dict[str, list[npt.NDArray[np.floating]]] = {}
-    up_projections: npt.NDArray[np.float32] | None = None
+    family = family_of(model)
+    sites = family.sites(model)
+    recorder = GateRecorder(sites)
+    batches: list[dict[Site, dict[str, npt.NDArray[np.floating]]]] = []
+    up_projections: dict[Site, npt.NDArray[np.float32]] = {}
     try:
         for start in range(0, len(windows), WINDOWS_PER_BATCH):
-            batch = windows[start : start + WINDOWS_PER_BATCH]
-            model.model(input_ids=torch.from_numpy(batch), use_cache=False)
-            output_norms, sample = expert_outputs(model, recorder)
-            up_projections = sample if up_projections is None else up_projections
-            gates = [recorder.gates[index] for index in range(len(recorder.gates))]
-            inputs = [recorder.layer_inputs[index] for index in range(len(recorder.layer_inputs))]
-            for name, layers in {
-                "gate_inputs": [gate[0] for gate in gates],
-                "layer_inputs": inputs,
-                "logits": [gate[1] for gate in gates],
-                "weights": [gate[2] for gate in gates],
-                "experts": [gate[3] for gate in gates],
-                "output_norms": output_norms,
-            }.items():
-                parts.setdefault(name, []).append(stack_layers(layers, batch.shape))
+            batch = torch.from_numpy(windows[start : start + WINDOWS_PER_BATCH])
+            # The last token is read, too, where one more is asked for.
+            family.predict(model, F.pad(batch, (0, 1)), family.prefix)
+            recorded = {}
+            for site in sites:
+                routed = family.routed(recorder.gate_outputs[site])
+                norms, sample = expert_outputs(family.expert, site, recorder.gate_inputs[site], routed.experts)
+                up_projections.setdefault(site, sample)
+                arrays = {
+                    "gate_inputs": recorder.gate_inputs[site],
+                    "layer_inputs": recorder.layer_inputs[site],
+                    "logits": routed.logits,
+                    "weights": routed.weights,
+                    "experts": routed.experts,
+                    "output_norms": norms,
+                }
+                recorded[site] = {
+                    name: np.asarray(array.reshape(len(batch), -1, array.shape[-1]).numpy())
+                    for name, array in arrays.items()
+                }
+            batches.append(recorded)
     finally:
         recorder.remove()
-    layers = model.model.layers
+    stacks = dict.fromkeys(site.stack for site in sites)
+    return {
+        stack: _gating([site for site in sites if site.stack == stack], batches, up_projections) for stack in stacks
+    }
+
+
+def _gating(
+    sites: Sequence[Site],
+    batches: Sequence[Mapping[Site, Mapping[str, npt.NDArray[np.floating]]]],
+    up_projections: Mapping[Site, npt.NDArray[np.float32]],
+) -> Gating:
+    """The sites' records [window, token, X] of every batch as arrays [window, token, site, X]."""
+    names = batches[0][sites[0]]
+    arrays = {
+        name: np.concatenate([np.stack([recorded[site][name] for site in sites], 2) for recorded in batches])
+        for name in names
+    }
     return Gating(
-        **{name: np.concatenate(batches) for name, batches in parts.items()},
-        routers=np.stack([layer.mlp.gate.weight.numpy() for layer in layers]),
-        norm_gains=np.stack([layer.post_attention_layernorm.weight.numpy() for layer in layers]),
-        up_projections=up_projections if up_projections is not None else np.zeros(0, np.float32),
+        **arrays,
+        routers=np.stack([site.router_weight.detach().numpy() for site in sites]),
+        norm_gains=np.stack([site.norm_gain.detach().numpy() for site in sites]),
+        up_projections=np.concatenate([up_projections[site] for site in sites]),
     )
 
 
-def stack_layers(layers: Sequence[torch.Tensor], batch_shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    """Per-layer tensors [window * token, X] or [window, token, X] as one array [window, token, layer, X]."""
-    return np.asarray(torch.stack([layer.reshape(*batch_shape, -1) for layer in layers], 2).numpy())
-
-
 def expert_outputs(
-    model: MixtralForCausalLM, recorder: GateRecorder
-) -> tuple[list[torch.Tensor], npt.NDArray[np.float32]]:
-    """Norms of the chosen experts' unweighted outputs, [token, K] per layer, and every seventh value of x W_up."""
-    all_norms, up_values = [], []
-    for index, layer in enumerate(model.model.layers):
-        inputs, _, _, chosen = recorder.gates[index]
-        inputs = inputs.reshape(-1, inputs.shape[-1])
-        norms = torch.zeros(chosen.shape)
-        experts = layer.mlp.experts
-        for expert in range(experts.gate_up_proj.shape[0]):
-            tokens, ranks = torch.where(chosen == expert)
-            gate, up = F.linear(inputs[tokens], experts.gate_up_proj[expert]).chunk(2, -1)
-            norms[tokens, ranks] = F.linear(F.silu(gate) * up, experts.down_proj[expert]).norm(dim=-1)
-            up_values.append(up.reshape(-1)[::7])
-        all_norms.append(norms)
-    return all_norms, np.asarray(torch.cat(up_values).numpy())
+    expert: Callable[[Any, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    site: Site,
+    gate_inputs: torch.Tensor,
+    chosen: torch.Tensor,
+) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
+    """Norms of the chosen experts' unweighted outputs, [token, K], and every seventh value of x W_up."""
+    inputs = gate_inputs.reshape(-1, gate_inputs.shape[-1])
+    norms, up_values = torch.zeros(chosen.shape), []
+    for index in np.unique(chosen.numpy()).tolist():
+        tokens, ranks = torch.where(chosen == index)
+        up, outputs = expert(site.experts, index, inputs[tokens])
+        norms[tokens, ranks] = outputs.norm(dim=-1)
+        up_values.append(up.reshape(-1)[::7])
+    return norms, np.asarray(torch.cat(up_values).numpy())
 
 
-def print_losses(losses: dict[str, float], stream: TokenStream, corpus: Corpus, console: Console) -> None:
-    """A row per domain; bits per byte are comparable with models of other tokenizers."""
-    tokens = stream.tokens_by_domain()
+def print_losses(losses: Mapping[str, DomainLoss], console: Console) -> None:
     table = Table(title="Held-out loss", title_justify="left")
     for column in ("domain", "tokens", "nats/token", "bits/byte"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for domain, loss in losses.items():
-        num_bytes = sum(len(document.text.encode()) for document in corpus.held_out if document.domain == domain)
-        bits_per_byte = loss * tokens[domain] / num_bytes / np.log(2)
-        table.add_row(domain, f"{tokens[domain]:,}", f"{loss:.3f}", f"{bits_per_byte:.3f}")
+        table.add_row(domain, f"{loss.tokens:,}", f"{loss.nats_per_token:.3f}", f"{loss.bits_per_byte:.3f}")
     console.print(table)
 
 
-def print_statistics(statistics: Sequence[Statistic], num_tokens: int, console: Console) -> None:
+def print_statistics(stack: str, statistics: Sequence[Statistic], num_tokens: int, console: Console) -> None:
     """A row per statistic: here, by chance, published, where; the papers below."""
-    table = Table(title=f"Gating on {num_tokens:,} held-out tokens, means over layers", title_justify="left")
+    title = f"Gating of the {stack} on {num_tokens:,} held-out tokens, means over its sites"
+    table = Table(title=title, title_justify="left")
     for column in ("statistic", "here", "chance", "published", "source"):
         table.add_column(column, justify="right" if column in ("here", "chance", "published") else "left")
     for row in statistics:

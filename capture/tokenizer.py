@@ -115,12 +115,14 @@ def sample_windows(
     return np.stack(windows), np.array(domains, dtype=np.uint8)
 
 
-def consecutive_windows(stream: TokenStream, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def consecutive_windows(
+    stream: TokenStream, length: int, shared: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """The stream cut into windows [window, length] and the domain [window] of each one's first token.
 
-    Neighbours share one token, so every token but the first is predicted exactly once. The stream's last
-    ``(len(stream) - 1) % (length - 1)`` tokens are left out.
+    Neighbours share ``shared`` tokens: where those at a window's beginning are not predicted, every token but the first
+    ``shared`` is, exactly once. The stream's last ``(len(stream) - shared) % (length - shared)`` tokens are left out.
     """
-    starts = np.arange(0, len(stream) - length + 1, length - 1)
+    starts = np.arange(0, len(stream) - length + 1, length - shared)
     windows = stream.ids[starts[:, None] + np.arange(length)].astype(np.int64)
     return windows, stream.domain[starts]

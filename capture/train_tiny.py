@@ -29,12 +29,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
-from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from capture.corpus import DOMAINS, Corpus, build_corpus, default_deb_folder
 from capture.evaluate_tiny import evaluate
+from capture.tiny_families import family_of
 from capture.tiny_model import (
-    Recipe,
     balance_loss,
     build_model,
     language_loss,
@@ -42,6 +42,7 @@ from capture.tiny_model import (
     recorded_router_logits,
     z_loss,
 )
+from capture.tiny_recipes import RECIPES, Recipe
 from capture.tokenizer import END_OF_TEXT, SHIPPED_TOKENIZER, TokenStream, encode, load_tokenizer, train_tokenizer
 
 STATE_FILE = "run_state.pt"
@@ -68,13 +69,16 @@ class BatchSampler:
         self._recipe = recipe
         self.generator = np.random.default_rng(recipe.seed)
 
-    def draw(self) -> torch.Tensor:
-        """Token ids [batch, seq + 1]; moves the generator on."""
+    def draw(self) -> tuple[torch.Tensor, int]:
+        """Token ids [batch, seq + 1], and the length of the prefix that is not predicted; moves the generator on."""
         recipe = self._recipe
+        shortest, longest = recipe.prefix
+        # A prefix that is not free draws nothing.
+        prefix = shortest if shortest == longest else int(self.generator.integers(shortest, longest + 1))
         domains = self.generator.choice(len(DOMAINS), size=recipe.batch, p=self._shares)
         starts = [self._starts[domain][self.generator.integers(len(self._starts[domain]))] for domain in domains]
         windows = np.stack([self._ids[start : start + recipe.seq + 1] for start in starts])
-        return torch.from_numpy(windows.astype(np.int64))
+        return torch.from_numpy(windows.astype(np.int64)), prefix
 
 
 @dataclass
@@ -83,7 +87,7 @@ class RunState:
 
     recipe: Recipe
     text_sha256: str
-    model: MixtralForCausalLM
+    model: PreTrainedModel
     optimizer: torch.optim.AdamW
     sampler: BatchSampler
     losses: list[float] = field(default_factory=list)
@@ -151,7 +155,7 @@ def train_step(state: RunState, router_logits: list[torch.Tensor]) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = recipe.learning_rate_at(state.step)
     router_logits.clear()
-    language = language_loss(state.model, state.sampler.draw())
+    language = language_loss(state.model, *state.sampler.draw())
     loss = language + recipe.balance_loss * balance_loss(router_logits, recipe.top_k)
     loss = loss + recipe.z_loss * z_loss(router_logits)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -212,7 +216,9 @@ def write_meta(state: RunState, corpus: Corpus, folder: Path) -> None:
     """``train_meta.json``: what was trained on what, and the mean loss of every 100 steps."""
     recipe = state.recipe
     total = sum(parameter.numel() for parameter in state.model.parameters())
-    idle = recipe.layers * (recipe.experts - recipe.top_k) * 3 * recipe.hidden * recipe.inter
+    sites = family_of(state.model).sites(state.model)
+    of_experts = sum(parameter.numel() for site in sites for parameter in site.experts.parameters())
+    idle = of_experts * (recipe.experts - recipe.top_k) // recipe.experts
     meta = {
         "recipe": recipe.as_dict(),
         "parameters": {"total": total, "active_per_token": total - idle},
@@ -266,14 +272,20 @@ def refuse_to_overwrite(folder: Path, state_file: Path, resume: bool) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    defaults = Recipe()
     result = argparse.ArgumentParser(
         prog="python -m capture.train_tiny",
-        description="Train the project's own MoE model on a CPU (about half an hour), or evaluate a checkpoint of it.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Train one of the project's own MoE models on a CPU (half an hour), or evaluate a checkpoint.",
+    )
+    result.add_argument(
+        "model",
+        nargs="?",
+        type=recipe_name,
+        default="model=tiny_mixtral",
+        help=f"model=NAME, one of {', '.join(RECIPES)}",
     )
     result.add_argument("--evaluate", type=Path, metavar="DIR", help="do not train: evaluate the checkpoint in DIR")
-    result.add_argument("--out", type=Path, default=Path("outputs/tiny_mixtral"), help="folder of the new checkpoint")
+    result.add_argument("--passages", type=Path, metavar="FILE", help="evaluate on these instead of the corpus")
+    result.add_argument("--out", type=Path, help="folder of the new checkpoint (default: outputs/NAME)")
     result.add_argument("--resume", action="store_true", help="go on with the run that was interrupted in --out")
     result.add_argument("--save-every", type=positive, default=50, metavar="STEPS", help="how much a kill may cost")
     result.add_argument(
@@ -282,12 +294,21 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
     result.add_argument("--no-download", action="store_true", help="use only the packages that --debs already holds")
     result.add_argument("--tokenizer", default="shipped", help="'shipped', 'new' or a path of a tokenizer.json")
-    result.add_argument("--tokens", type=whole, default=defaults.tokens, help="training tokens, e.g. 1e6")
+    overrides = result.add_argument_group("recipe", "what differs from the recipe of NAME in capture/tiny_recipes.py")
+    overrides.add_argument("--tokens", type=whole, help="training tokens, e.g. 1e6")
     for name in ("layers", "hidden", "inter", "experts", "top_k", "heads", "kv_heads", "seq", "batch", "seed"):
-        result.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name), help="recipe")
+        overrides.add_argument(f"--{name.replace('_', '-')}", type=int)
     for name in ("learning_rate", "balance_loss", "z_loss", "embedding_std"):
-        result.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name), help="recipe")
+        overrides.add_argument(f"--{name.replace('_', '-')}", type=float)
     return result
+
+
+def recipe_name(text: str) -> str:
+    """NAME of ``model=NAME``."""
+    key, _, name = text.partition("=")
+    if key != "model" or name not in RECIPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not model=NAME with NAME one of {', '.join(RECIPES)}")
+    return name
 
 
 def whole(text: str) -> int:
@@ -311,12 +332,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     torch.set_num_threads(options.threads)
     fields = {entry.name for entry in dataclasses.fields(Recipe)}
+    changes = {name: value for name, value in vars(options).items() if name in fields and value is not None}
+    options.out = options.out or Path("outputs") / options.model
     try:
         if options.evaluate is not None:
-            evaluate(options.evaluate, build_corpus(options.debs, not options.no_download), console)
+            text = options.passages or build_corpus(options.debs, not options.no_download)
+            evaluate(options.evaluate, text, console)
         else:
-            recipe = Recipe(**{name: value for name, value in vars(options).items() if name in fields})
-            run(recipe, options, console)
+            run(dataclasses.replace(RECIPES[options.model], **changes), options, console)
     except ValueError as error:
         command.error(str(error))
 

@@ -21,7 +21,6 @@ from capture import train_tiny  # noqa: E402
 from capture.corpus import Corpus, Document  # noqa: E402
 from capture.evaluate_tiny import capture_gating, evaluate, held_out_loss, token_losses  # noqa: E402
 from capture.tiny_model import (  # noqa: E402
-    Recipe,
     balance_loss,
     build_model,
     load_model,
@@ -29,7 +28,8 @@ from capture.tiny_model import (  # noqa: E402
     recorded_router_logits,
     z_loss,
 )
-from capture.tokenizer import TokenStream, load_tokenizer  # noqa: E402
+from capture.tiny_recipes import RECIPES, Recipe  # noqa: E402
+from capture.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
 
 TINY = Recipe(layers=2, hidden=16, inter=8, experts=4, heads=2, kv_heads=1, vocab=300, seq=8, batch=2, tokens=96)
@@ -178,7 +178,7 @@ def test_a_step_follows_the_gradient_of_language_balance_and_z_loss(tmp_path: Pa
     train(state, tmp_path / "state.pt", 100)
     # The weights stay as they are, so that two steps differ by their windows only.
     for of_step in gradients:
-        windows = oracle.sampler.draw()
+        windows, _ = oracle.sampler.draw()
         with recorded_router_logits(oracle.model) as logits:
             words = oracle.model(input_ids=windows[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(words.transpose(1, 2), windows[:, 1:])
@@ -206,6 +206,7 @@ def test_the_schedule_has_the_learning_rates_of_the_recorded_run() -> None:
 
 
 def test_the_default_recipe_builds_the_shipped_architecture() -> None:
+    assert RECIPES["tiny_mixtral"] == Recipe()
     model = build_model(Recipe())
     shipped = load_model(SHIPPED)
     assert sum(parameter.numel() for parameter in model.parameters()) == 7_229_568
@@ -263,7 +264,7 @@ def test_domains_without_text_give_their_share_to_the_others() -> None:
     sampler = BatchSampler(tiny_stream(), replace(TINY, batch=400, tokens=8 * 400, mix=(0.1, 0.3, 0.6)))
     first_domain = tiny_stream().ids[:300]
     starts = {tuple(window) for window in np.lib.stride_tricks.sliding_window_view(first_domain, 5)}
-    share = np.mean([tuple(window[:5].tolist()) in starts for window in sampler.draw()])
+    share = np.mean([tuple(window[:5].tolist()) in starts for window in sampler.draw()[0]])
     assert share == pytest.approx(0.25, abs=0.06)
 
 
@@ -295,21 +296,24 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
         RunState.start(replace(TINY, vocab=200), tiny_stream())
 
 
-def test_held_out_loss_weighs_every_token_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capture.evaluate_tiny.WINDOW_TOKENS", 11)
+def test_held_out_loss_weighs_every_token_the_same() -> None:
     model = build_model(TINY).eval()
     stream = tiny_stream(num_tokens=101)
-    losses = held_out_loss(model, stream)
-    windows = torch.from_numpy(stream.ids.astype(np.int64))
-    expected = [token_losses(model, windows[start : start + 11][None].numpy()).mean() for start in range(0, 91, 10)]
+    # Every token stands for three bytes.
+    losses = held_out_loss(model, *consecutive_windows(stream, 11), np.full(300, 3))
+    ids = stream.ids.astype(np.int64)
+    expected = [token_losses(model, ids[None, start : start + 11], 1).mean() for start in range(0, 91, 10)]
     # Token 50 is the first of the second domain; the window that starts there is the sixth.
-    assert losses == pytest.approx({"code": np.mean(expected[:5]), "docs": np.mean(expected[5:])}, rel=1e-5)
+    for domain, part in {"code": expected[:5], "docs": expected[5:]}.items():
+        assert losses[domain].tokens == 50
+        assert losses[domain].nats_per_token == pytest.approx(np.mean(part), rel=1e-5)
+        assert losses[domain].bits_per_byte == pytest.approx(np.mean(part) / 3 / math.log(2), rel=1e-5)
 
 
 def test_captured_gates_reproduce_the_models_own_routing() -> None:
     model = build_model(TINY).eval()
     windows = tiny_stream().ids[:80].astype(np.int64).reshape(10, 8)
-    gating = capture_gating(model, windows)
+    gating = capture_gating(model, windows)["decoder"]
     assert gating.gate_inputs.shape == (10, 8, 2, 16)
     again = np.einsum("stlh,leh->stle", gating.gate_inputs, gating.routers)
     np.testing.assert_allclose(gating.logits, again, rtol=1e-4, atol=1e-6)
@@ -322,7 +326,7 @@ def test_captured_gates_reproduce_the_models_own_routing() -> None:
 def test_expert_output_norms_are_those_of_the_experts_alone() -> None:
     model = build_model(TINY).eval()
     windows = tiny_stream().ids[:16].astype(np.int64).reshape(2, 8)
-    gating = capture_gating(model, windows)
+    gating = capture_gating(model, windows)["decoder"]
     experts = model.model.layers[1].mlp.experts
     for token, rank in ((0, 0), (3, 1), (7, 0)):
         chosen = gating.experts[1, token, 1, rank]
@@ -353,8 +357,9 @@ def test_the_command_trains_exports_and_evaluates(
     assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "train_meta.json"}
     assert not (out / train_tiny.STATE_FILE).exists()
     # What was exported is what the next command reads.
-    losses = held_out_loss(load_model(out), TokenStream(*(np.resize(part, 600) for part in (range(9), 0, 0))))
-    assert losses["code"] == pytest.approx(math.log(2048), abs=1.0)
+    windows = np.resize(np.arange(9), (1, 600))
+    losses = held_out_loss(load_model(out), windows, np.zeros(1, np.uint8), np.ones(2048, int))
+    assert losses["code"].nats_per_token == pytest.approx(math.log(2048), abs=1.0)
     assert load_tokenizer(out).get_vocab_size() == 2048
     with pytest.raises(SystemExit):
         main(["--out", str(out), *size])
@@ -365,9 +370,9 @@ def test_models_too_shallow_for_the_statistics_still_get_their_loss(tmp_path: Pa
     model = build_model(replace(TINY, vocab=2048))
     model.save_pretrained(tmp_path)
     load_tokenizer(SHIPPED).save(str(tmp_path / "tokenizer.json"))
-    losses, statistics = evaluate(tmp_path, held_out_corpus(), Console(quiet=True))
-    assert losses["code"] == pytest.approx(math.log(2048), abs=0.5)
-    assert statistics == []
+    evaluation = evaluate(tmp_path, held_out_corpus(), Console(quiet=True))
+    assert evaluation.losses["code"].nats_per_token == pytest.approx(math.log(2048), abs=0.5)
+    assert evaluation.statistics == {}
 
 
 def test_the_command_explains_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
