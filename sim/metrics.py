@@ -18,7 +18,7 @@ from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_ti
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.run import Run
-from sim.trace import trace_sha256
+from sim.trace import Header, trace_sha256
 from sim.types import Geometry, PrefetchOutcome
 from sim.units import seconds
 
@@ -103,7 +103,21 @@ def _trace(run: Run) -> dict[str, Any]:
         "source": header.source,
         "gates": run.model.transplant or header.model.name,
         "split": run.workload.split,
+        "findings": _findings(header, {item.sequence for item in chosen}),
     }
+
+
+def _findings(header: Header, sequences: set[int]) -> list[str] | None:
+    """The serious findings that concern one of these sequences, or the whole trace; None where nobody looked."""
+    if header.findings is None:
+        return None
+    texts = []
+    for item in header.findings:
+        mine = len(sequences.intersection(item.sequences))
+        where = f" (here: {mine} of {len(sequences)} sequences)" if item.sequences else ""
+        if item.serious and (mine or not item.sequences):
+            texts.append(f"{item.check}: {item.text}{where}")
+    return texts
 
 
 def _budget(run: Run) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
         table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
     console.print(table)
+    for finding in summary["trace"]["findings"] or ():
+        console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
     console.print(answer(summary), soft_wrap=True)
 
 

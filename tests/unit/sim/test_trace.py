@@ -210,11 +210,17 @@ def test_headers_are_refused_by_field(written: Path, edit: Callable[[dict[str, A
     assert caught.value.field == field, str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", "NaN", "[" * 100_000, '{"schema": Infinity}', "\ud800",
-                                  '{"schema": 1, "schema": 1}'])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "NaN", "[" * 100_000, '{"schema": Infinity}', "\ud800"])
 def test_texts_that_are_no_header_are_refused(written: Path, text: str) -> None:
     (written / "header.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(TraceError, match=r"header\.json"):
+        read_trace(written)
+
+
+def test_a_header_with_a_key_twice_is_refused(written: Path) -> None:
+    text = (written / "header.json").read_text()
+    (written / "header.json").write_text(text.replace('"licence":', '"licence": "none", "licence":'))
+    with pytest.raises(TraceError, match="a key comes twice"):
         read_trace(written)
 
 

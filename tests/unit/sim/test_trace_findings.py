@@ -1,0 +1,56 @@
+"""What was found wrong with a trace is said again by every run of the sequences that it concerns."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from omegaconf import DictConfig
+from rich.console import Console
+
+from sim.build import build
+from sim.execute import execute
+from sim.outputs import print_summary
+from sim.trace import Finding, Trace
+
+WHOLE = Finding("top_k", True, "6 of 8 [sic]")
+NOTE = Finding("padding", False, "a little")
+
+
+@pytest.fixture
+def summary_with(configure: Callable[..., DictConfig], bundled_trace: Trace) -> Callable[..., dict]:
+    """The summary of a run of the trace's first two `eval` sequences, which has these findings."""
+
+    def run(findings: Sequence[Finding] | None) -> dict:
+        header = replace(bundled_trace.header, findings=None if findings is None else tuple(findings))
+        cfg = configure("system=lru", "trace.max_sequences=2", "outputs=summary")
+        result = execute(build(cfg, "lru", replace(bundled_trace, header=header)))
+        return {**result.summary, "overrides": []}
+
+    return run
+
+
+def test_serious_findings_of_the_whole_trace_or_of_sequences_that_ran_are_repeated(
+    summary_with: Callable[..., dict], bundled_trace: Trace
+) -> None:
+    evaluated = [item.sequence for item in bundled_trace.header.sequences if item.split == "eval"]
+    fitted = [item.sequence for item in bundled_trace.header.sequences if item.split == "fit"]
+    mine = Finding("repetition", True, "loops", (evaluated[1], evaluated[5], fitted[0]))
+    others = Finding("repetition", True, "loops elsewhere", (evaluated[5], fitted[0]))
+    found = summary_with([WHOLE, mine, others, NOTE])["trace"]["findings"]
+    assert found == ["top_k: 6 of 8 [sic]", "repetition: loops (here: 1 of 2 sequences)"]
+
+
+def test_a_trace_that_nobody_checked_is_told_from_a_clean_one(summary_with: Callable[..., dict]) -> None:
+    assert summary_with(None)["trace"]["findings"] is None
+    assert summary_with([NOTE])["trace"]["findings"] == []
+
+
+def test_findings_are_printed_above_the_answer(summary_with: Callable[..., dict]) -> None:
+    text = io.StringIO()
+    print_summary(summary_with([WHOLE]), Console(file=text, width=200))
+    lines = text.getvalue().splitlines()
+    warning = lines.index("WARNING: the trace: top_k: 6 of 8 [sic]")
+    assert any(line.startswith("With 50% of the expert bytes") for line in lines[warning:])
