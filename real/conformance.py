@@ -104,7 +104,8 @@ def conform(recording: Recording, controller: Controller, workload: Workload, du
     order = RecordedOrder(recording, tie_ns)
     guided = GuidedController(controller, recording, order)
     replayed = cast(Workload, RecordedWorkload(workload, recording.asked_ns))
-    engine = ReplayEngine(order, guided, replayed, ReplayedDurations(durations, lengths, tie_ns), lengths, tie_ns)
+    engine = ReplayEngine(order, cast(Controller, guided), replayed, ReplayedDurations(durations, lengths, tie_ns),
+                          lengths, tie_ns)  # fmt: skip
     order.run(until=engine.done)
     if len(guided.log) < len(recording.calls):
         raise NonconformanceError(str(Difference(recording.calls[len(guided.log)], None)))
@@ -173,6 +174,8 @@ class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no 
     def _ring(self, entry: tuple[int, int, int, simpy.Event]) -> None:
         time_ns, _, _, event = entry
         self._time_ns = max(self._time_ns, time_ns)
+        if isinstance(event, Alarm):
+            event.at_ns = self._time_ns
         callbacks, event.callbacks = event.callbacks, None
         for callback in callbacks:
             callback(event)
@@ -279,13 +282,13 @@ class ReplayEngine(Engine):
         if self.controller.waiting:
             self._releases.append((self._free_ns, key))
 
-    def _on_need_done(self, event: simpy.Event) -> None:
+    def _on_need_done(self, alarm: Alarm) -> None:
         self._release_is_set = False
-        if self._releases and self._releases[0][0] <= self.env.now:
-            self._release(self._releases.popleft()[1], self.env.now)
-            self._end_site_if_done(self.env.now)
+        if self._releases and self._releases[0][0] <= alarm.at_ns:
+            self._release(self._releases.popleft()[1], alarm.at_ns)
+            self._end_site_if_done(alarm.at_ns)
         elif self._releases:
-            self._set_release()
+            self._set_release(alarm.at_ns)
 
 
 class Measured(Link):
@@ -335,10 +338,10 @@ class MeasuredChunks(Measured, ChunkedLink):
         if chunk is not None:
             self._cut_at, end_ns = chunk
             alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self._cut_at))
-            alarm.set(end_ns - (now - self._since_ns), self._order(transfer))
+            alarm.set(now, self._since_ns + end_ns, self._order(transfer))
 
-    def _ring(self, transfer: Transfer, service: int, chunks: int, event: simpy.Event) -> None:
-        self._on_cut(transfer, service, chunks)
+    def _ring(self, transfer: Transfer, service: int, chunks: int, alarm: Alarm) -> None:
+        self._on_cut(transfer, service, chunks, alarm.at_ns)
 
     def _first_chunk(self, transfer: Transfer, elapsed_ns: int) -> tuple[int, int] | None:
         """Number and end of the first chunk that ends later, unless it is the last."""
@@ -373,10 +376,10 @@ class MeasuredEngines(Measured, SharedLink):
             if engine.service not in self._alarmed:
                 self._alarmed.add(engine.service)
                 order = self._order(engine.transfer)
-                Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns - now, order)
+                Alarm(self._env, partial(self._ring, order)).set(now, engine.latency_until_ns, order)
 
-    def _ring(self, order: int, event: simpy.Event) -> None:
-        self._on_change(order)
+    def _ring(self, order: int, alarm: Alarm) -> None:
+        self._on_change(order, alarm.at_ns)
 
 
 def make_link(engine: ReplayEngine, index: int, lengths: Lengths, tie_ns: int) -> Measured:

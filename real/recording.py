@@ -59,7 +59,7 @@ def record_run(controller: Controller, workload: Workload, durations: Durations,
     """Drive a run on ``device`` and write it down."""
     recorded, watched = RecordedController(controller), WatchedDevice(device)
     steps = RecordedWorkload(workload)
-    record = drive(recorded, cast(Workload, steps), durations, cast(Device, watched))
+    record = drive(cast(Controller, recorded), cast(Workload, steps), durations, cast(Device, watched))
     return Recording(recorded.log, record, steps.asked_ns, list(workload.steps), watched.computed)
 
 

@@ -109,81 +109,83 @@ class Difference:
         return f"{self.expected}: {'; '.join(parts)}"
 
 
-class RecordedController(Controller):
-    """The controller it is given, with a ``log`` of its calls."""
+class RecordedController:
+    """The controller it is given, with a ``log`` of its calls. Stands wherever a driver asks for a `Controller`."""
 
     def __init__(self, controller: Controller) -> None:
-        # One state under two names: whoever holds the given controller sees this run, and no attribute can go stale.
-        self.__dict__ = controller.__dict__
+        self._controller = controller
         self.log: list[Call] = []
-        self._num_events = len(self.events)
+        self._num_events = len(controller.events)
         self._num_ram_evictions = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)
+
     def begin_sequence(self, sequence: int) -> None:
-        super().begin_sequence(sequence)
+        self._controller.begin_sequence(sequence)
         self._write("begin_sequence", sequence)
 
     def end_sequence(self, sequence: int) -> None:
-        super().end_sequence(sequence)
+        self._controller.end_sequence(sequence)
         self._write("end_sequence", sequence)
 
     def gate(self, gate: Gate) -> Answer:
-        answer = super().gate(gate)
+        answer = self._controller.gate(gate)
         self._write("gate", gate.tick, **self._lookups(answer))
         return answer
 
     def need_done(self, key: int) -> Answer:
-        answer = super().need_done(key)
+        answer = self._controller.need_done(key)
         self._write("need_done", key, **self._lookups(answer))
         return answer
 
     def cpu_done(self, key: int) -> None:
-        super().cpu_done(key)
+        self._controller.cpu_done(key)
         self._write("cpu_done", key)
 
     def prediction_ready(self, tick: int) -> None:
-        super().prediction_ready(tick)
+        self._controller.prediction_ready(tick)
         self._write("prediction_ready", tick)
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
-        arrived, following = super().transfer_done(link, transfer)
+        arrived, following = self._controller.transfer_done(link, transfer)
         self._write("transfer_done", transfer.number, link=link, arrived=arrived, **_started(following))
         return arrived, following
 
     def head_done(self, link: int, transfer: Transfer) -> None:
-        super().head_done(link, transfer)
+        self._controller.head_done(link, transfer)
         self._write("head_done", transfer.number, link=link)
 
     def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
-        following = super().chunk_done(link, transfer, moved_bytes)
+        following = self._controller.chunk_done(link, transfer, moved_bytes)
         self._write("chunk_done", transfer.number, link=link, moved_bytes=moved_bytes, **_started(following))
         return following
 
     def poll(self, link: int) -> Transfer | None:
-        transfer = super().poll(link)
+        transfer = self._controller.poll(link)
         self._write("poll", link, **_started(transfer))
         return transfer
 
     def _lookups(self, answer: Answer) -> dict[str, Any]:
         """Copies: the controller goes on to use its lists."""
         outcomes, waits = answer
-        return {"outcomes": tuple(outcomes), "keys": tuple(self.admitted), "waits": tuple(waits or ()),
-                "waiting": self.waiting}  # fmt: skip
+        return {"outcomes": tuple(outcomes), "keys": tuple(self._controller.admitted), "waits": tuple(waits or ()),
+                "waiting": self._controller.waiting}  # fmt: skip
 
     def _write(self, kind: str, argument: int, **answered: Any) -> None:
-        self.log.append(Call(self.calls, kind, argument, **answered, **self._decided()))
+        self.log.append(Call(self._controller.calls, kind, argument, **answered, **self._decided()))
 
     def _decided(self) -> dict[str, Any]:
         """What has been decided since the last call."""
         decided: dict[str, list[int]] = {name: [] for name in ("queued", "cancelled", "dropped", "evicted")}
-        events = self.events[self._num_events :]
-        self._num_events = len(self.events)
+        events, ram = self._controller.events[self._num_events :], self._controller.ram
+        self._num_events += len(events)
         for kind, key, value in zip(events[1::4], events[2::4], events[3::4], strict=True):
             if kind != Event.ISSUE:
                 decided[DECIDED[Event(kind)]].append(key)
             elif value != NONE:
                 decided["evicted"].append(value)
-        evictions = self.ram.evictions if self.ram is not None else []
+        evictions = ram.evictions if ram is not None else []
         decided["ram_evicted"] = [key for _, key in evictions[self._num_ram_evictions :]]
         self._num_ram_evictions = len(evictions)
         return {name: tuple(keys) for name, keys in decided.items()}

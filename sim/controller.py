@@ -68,6 +68,12 @@ class Controller(Transfers):
     ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are streamed.
     """
 
+    __slots__ = (
+        "_always_fit", "_budget", "_cancels_all", "_has_extras", "_outside", "_plain", "_prefetches_of", "_replaces",
+        "_stops_at_missing", "_trims", "_zeros", "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "predictor",
+        "waiting",
+    )  # fmt: skip
+
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
                  placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
                  payload: Payload = WHOLE, predicts_later: bool = False,
@@ -152,11 +158,12 @@ class Controller(Transfers):
             if self._prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
             zeros = self._zeros[len(keys)]
-            outcomes, waits = zeros, None
-            states = [*map(self.state.__getitem__, keys)]
-            if any(states):
-                outcomes = [*map(FOUND.__getitem__, states)]
-                waits = self._settle(keys, outcomes)
+            outcomes, waits, state = zeros, None, self.state
+            for key in keys:
+                if state[key]:
+                    outcomes = [FOUND[state[key]] for key in keys]
+                    waits = self._settle(keys, outcomes)
+                    break
             self.cache.on_requests(keys, zeros, outcomes, gate)
             self.lookup_keys += keys
             self.lookup_outcomes += outcomes
@@ -437,23 +444,23 @@ class Controller(Transfers):
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
-        state_of, masks = self.state.__getitem__, self._masks
+        state, masks, is_plain = self.state, self._masks, self._plain
         replace, left = self._replaces, self._budget
         for choice in forecasts:
             if replace:
                 self._cancel(self._waiting_prefetches(), ())
                 replace = False
             site = choice.site
-            masks[site] = keys = choice.keys if self._plain else self._forecast_keys(choice)
+            masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
             self._is_stale = True
-            states = [*map(state_of, keys)]
-            missing = any(states) and max(states) > UNUSED
-            if missing and ABSENT in states:
-                for key, found in zip(keys, states, strict=True):
-                    if found == ABSENT and left and self._queue_prefetch(key, site, choice):
+            missing = False
+            for key in keys:
+                if state[key] > UNUSED:
+                    missing = True
+                    if state[key] == ABSENT and left and self._queue_prefetch(key, site, choice):
                         left -= 1
-                if self.ram is not None:
-                    self.ram.tell(gate)
+            if missing and self.ram is not None:
+                self.ram.tell(gate)
             if left == 0 or (missing and self._stops_at_missing):
                 return
 

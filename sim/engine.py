@@ -12,7 +12,6 @@ import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import simpy
 
 from sim.controller import Controller
@@ -29,7 +28,7 @@ from sim.links import (
     make_link,
 )  # fmt: skip
 from sim.loader import Transfer
-from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
+from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, NotedRecord, Record
 from sim.types import SKIP, Outcome, Step
 from sim.workload import Workload
 
@@ -67,12 +66,21 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
 class Engine:
     """The links, the compute stream and the CPU around one controller."""
 
+    # What the common gate uses: of so many attributes Python finds those in slots sooner.
+    __slots__ = (
+        "__dict__", "_arrivals", "_at", "_awaited", "_end_ns", "_first_row", "_free_ns", "_gate", "_gate_alarm",
+        "_gate_ring", "_gates", "_groups", "_is_as_ready", "_is_simple_step", "_lead_ns", "_num_sites", "_one_token_ns",
+        "_only_link", "_releases", "_row", "_site", "_sites", "controller", "env",
+    )  # fmt: skip
+
     def __init__(self, env: simpy.Environment, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
-        self.record = Record()
+        record = NotedRecord()
+        self.record: Record = record
+        self._notes = record.notes
         self.services: list[int] = []
-        self.other_calls: list[int] = []  # times of all calls but gates
+        self.other_calls = self._notes.other_ns
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
@@ -93,7 +101,6 @@ class Engine:
         )  # fmt: skip
         self._links = [make_link(self, index) for index in range(controller.route.links)]
         self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
-        self._queues = controller.queues[0]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
         self._prepare_stream()
@@ -101,7 +108,7 @@ class Engine:
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._schedule = self.workload.start()
-        self._gate_ring: list[Callable[[simpy.Event], None]] = [self._on_gate]
+        self._gate_ring: list[Callable[[Alarm], None]] = [self._on_gate]
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
@@ -122,8 +129,7 @@ class Engine:
         self._row = 0  # lookups so far
         self._first_row = 0  # of the current gate
         self._gates: list[int] = []  # flat (time, first row): one append a gate
-        self._later_lookups: list[tuple[int, int, int]] = []  # waves: rows from .. to were looked up at
-        self._arrivals: list[tuple[int, int]] = []  # row, when its expert arrived
+        self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
         self._step: Step | None = None
         self._go_on(0)
 
@@ -177,14 +183,15 @@ class Engine:
             self._close(now)
             self.done.succeed()
         elif isinstance(following, int):
-            Alarm(self.env, lambda _: self._on_request(following)).set(following + self._wake_ns - now, ARRIVAL)
+            alarm = Alarm(self.env, lambda alarm: self._on_request(following, alarm.at_ns))
+            alarm.set(now, following + self._wake_ns, ARRIVAL)
         else:
             self._begin_step(following, now)
 
-    def _on_request(self, arrival_ns: int) -> None:
+    def _on_request(self, arrival_ns: int, now: int) -> None:
         """The stream stood idle until a request arrived, and is awake."""
         self._wake(arrival_ns, NO_REQUEST)
-        self._go_on(self.env.now)
+        self._go_on(now)
 
     def _begin_step(self, step: Step, now: int) -> None:
         """Called when the stream is free; the first gate of the step follows after its dense work."""
@@ -205,7 +212,7 @@ class Engine:
         site = self._site = self._sites[self._at]
         if self._streams_dense and not self._block_is_there():
             return
-        self._gate_alarm.set(self._free_ns + self._lead_ns[site] - now, GATE)
+        self._gate_alarm.set(now, self._free_ns + self._lead_ns[site], GATE)
 
     def _block_is_there(self) -> bool:
         geometry = self.controller.geometry
@@ -225,8 +232,9 @@ class Engine:
         self._end_ns.append(free_ns)
         site = self._site = self._sites[at]
         alarm = self._gate_alarm
+        alarm.at_ns = at_ns = free_ns + self._lead_ns[site]
         alarm.callbacks = self._gate_ring
-        self.env.schedule(alarm, GATE, free_ns + self._lead_ns[site] - now)
+        self.env.schedule(alarm, GATE, at_ns - now)
 
     def _end_site(self, now: int) -> None:
         """Every need of the site is computed or its end is known."""
@@ -251,10 +259,10 @@ class Engine:
                 self._begin_step(following, now)
                 return
             self._following = following
-        self._end_alarm.set(end - now, SEQUENCE_END)
+        self._end_alarm.set(now, end, SEQUENCE_END)
 
-    def _on_step_end(self, event: simpy.Event) -> None:
-        now, step = self.env.now, self._step
+    def _on_step_end(self, alarm: Alarm) -> None:
+        now, step = alarm.at_ns, self._step
         assert step is not None
         for sequence in step.ends:
             self.controller.end_sequence(sequence)
@@ -267,31 +275,17 @@ class Engine:
 
     def _close(self, now: int) -> None:
         """The run is over; what is still on a link is cut."""
-        record, services = self.record, self.services
+        record, notes, services = self.record, self._notes, self.services
         (record.service_number, record.service_link, record.service_engine, record.service_urgent,
          record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
         record.makespan_ns = now
-        record.gate_ns = self._gates[::2]
-        gate_ns = np.array(record.gate_ns, np.int64)
-        is_gate = np.zeros(self.controller.calls, np.bool_)
-        is_gate[np.array(self.controller.gate_calls, np.int64) - 1] = True
-        call_ns = np.empty(len(is_gate), np.int64)
-        call_ns[is_gate], call_ns[~is_gate] = gate_ns, self.other_calls
-        record.call_ns = call_ns.tolist()
-        counts = np.diff([*self._gates[1::2], self._row])
-        lookup_ns = np.repeat(gate_ns, counts)
-        for first, last, looked_up_ns in self._later_lookups:
-            lookup_ns[first:last] = looked_up_ns
-        ready_ns = lookup_ns.copy()
-        if self._arrivals:
-            rows, times = zip(*self._arrivals, strict=True)
-            ready_ns[list(rows)] = times
-        record.lookup_ns, record.ready_ns = lookup_ns.tolist(), ready_ns.tolist()
+        record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
+        notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
 
-    def _on_gate(self, event: simpy.Event) -> None:
-        now = self.env.now
+    def _on_gate(self, alarm: Alarm) -> None:
+        now = alarm.at_ns
         controller, gate = self.controller, self._gate
         gate.visit(self._site)
         first = self._row
@@ -307,8 +301,11 @@ class Engine:
                 for key in waits:
                     self._awaited[key] = first + controller.admitted.index(key)
             self._free_ns = free
-            if any(self._queues) or self._only_link is None:
+            link = self._only_link
+            if link is None:
                 self._poll(now)
+            elif len(link.issued) < link.room:
+                link.fill(now)
             if waits is None:
                 self._pass_on(free, now)
             return
@@ -328,10 +325,10 @@ class Engine:
             self._blocks.remove(geometry.key(0, self._site, geometry.experts))
         if self.controller.predicts_later:
             tick = self._gate.tick
-            Alarm(self.env, lambda _: self._on_prediction(tick)).set(self.durations.prediction_ns, PREDICTION + tick)
+            alarm = Alarm(self.env, lambda alarm: self._on_prediction(tick, alarm.at_ns))
+            alarm.set(now, now + self.durations.prediction_ns, PREDICTION + tick)
 
-    def _on_prediction(self, tick: int) -> None:
-        now = self.env.now
+    def _on_prediction(self, tick: int, now: int) -> None:
         self.other_calls.append(now)
         self.controller.prediction_ready(tick)
         self._poll(now)
@@ -373,7 +370,7 @@ class Engine:
             self._groups += [Group((key,), (of,), {key} & waits.keys()) for key, of in zip(keys, rows, strict=True)]
         self._compute_groups()
         if self._releases:
-            self._set_release()
+            self._set_release(now)
         return left_out
 
     def _compute_groups(self) -> None:
@@ -397,20 +394,20 @@ class Engine:
         """How many rows of the current gate chose the need of this lookup."""
         return self._gate.tokens[row - self._first_row]
 
-    def _set_release(self) -> None:
+    def _set_release(self, now: int) -> None:
         if not self._release_is_set:
             self._release_is_set = True
-            self._release_alarm.set(self._releases[0][0] - self.env.now, NEED_DONE)
+            self._release_alarm.set(now, self._releases[0][0], NEED_DONE)
 
-    def _on_need_done(self, event: simpy.Event) -> None:
-        now = self.env.now
+    def _on_need_done(self, alarm: Alarm) -> None:
+        now = alarm.at_ns
         self._release_is_set = False
         # A result of the CPU may have let the last needs in since the alarm was set.
         if self._releases and self._releases[0][0] == now:
             self._release(self._releases.popleft()[1], now)
             self._end_site_if_done(now)
         elif self._releases:
-            self._set_release()
+            self._set_release(now)
 
     def _release(self, key: int, now: int) -> None:
         """A need of a union served in waves has been computed: let the next ones in."""
@@ -441,10 +438,10 @@ class Engine:
 
     def _set_cpu(self, now: int) -> None:
         self._cpu_submissions += 1
-        self._cpu_alarm.set(self._cpu[0][0] - now, CPU_DONE + self._cpu_submissions)
+        self._cpu_alarm.set(now, self._cpu[0][0], CPU_DONE + self._cpu_submissions)
 
-    def _on_cpu_done(self, event: simpy.Event) -> None:
-        now, controller = self.env.now, self.controller
+    def _on_cpu_done(self, alarm: Alarm) -> None:
+        now, controller = alarm.at_ns, self.controller
         _, key, row = self._cpu.popleft()
         if self._cpu:
             self._set_cpu(now)
@@ -483,7 +480,7 @@ class Engine:
         else:
             self._compute(key, row)
         if self._releases:
-            self._set_release()
+            self._set_release(now)
         self._end_site_if_done(now)
 
     def _take_block(self, key: int, number: int, now: int) -> None:

@@ -26,17 +26,19 @@ SERVICE = 6
 
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that rings ``callback`` and can then be set again."""
+    """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or rang."""
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+    def __init__(self, env: simpy.Environment, callback: Callable[[Alarm], None]) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self._ring = [callback]
+        self.at_ns = -1
 
-    def set(self, delay_ns: int, priority: int) -> None:
+    def set(self, now: int, at_ns: int, priority: int) -> None:
+        self.at_ns = at_ns
         self.callbacks = self._ring
-        self.env.schedule(self, priority, delay_ns)
+        self.env.schedule(self, priority, at_ns - now)
 
 
 class Machine(Protocol):
@@ -65,7 +67,7 @@ class Link:
 
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
-        self.controller, self.record, self._env = machine.controller, machine.record, machine.env
+        self.controller, self._env, self._ends = machine.controller, machine.env, machine.record.service_end_ns
         self._services, self._awaited, self._calls = machine.services, machine.awaited, machine.other_calls
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
@@ -101,7 +103,7 @@ class Link:
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         """Turn to an issued transfer."""
-        ends = self.record.service_end_ns
+        ends = self._ends
         self._service = len(ends)
         urgent = 0 if transfer.prefetch and not transfer.urgent else 1
         self._services += (transfer.number, self.index, engine, urgent, now, transfer.left_bytes)
@@ -112,14 +114,15 @@ class Link:
         duration = self._hop_ns.get(transfer.left_bytes, -1)
         if duration < 0 or transfer.write_back:
             duration = self.service_ns(transfer)
-        self._alarm.set(duration, TRANSFER_END + (transfer.number << 2) + self._rank)
+        self._alarm.set(now, now + duration, TRANSFER_END + (transfer.number << 2) + self._rank)
         if self._forwards:
-            self._set_head(transfer, duration)
+            self._set_head(transfer, duration, now)
 
-    def _set_head(self, transfer: Transfer, duration: int) -> None:
+    def _set_head(self, transfer: Transfer, duration: int, now: int) -> None:
         head = self._head_ns(transfer)
         if head < duration:
-            Alarm(self._env, lambda _: self._on_head(transfer)).set(head, self._order(transfer))
+            alarm = Alarm(self._env, lambda alarm: self._on_head(transfer, alarm.at_ns))
+            alarm.set(now, now + head, self._order(transfer))
 
     def service_ns(self, transfer: Transfer) -> int:
         """How long the transfer takes alone on this link, what it writes back included."""
@@ -139,17 +142,15 @@ class Link:
         starves_until = hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
         return max(hop(link, min(head, mine)), starves_until)
 
-    def _on_head(self, transfer: Transfer) -> None:
-        now = self._env.now
+    def _on_head(self, transfer: Transfer, now: int) -> None:
         self._calls.append(now)
         self.controller.head_done(self.index, transfer)
         self.machine.settle(-1, now, True)
 
-    def _on_end(self, event: simpy.Event) -> None:
-        now = self._env.now
-        record, issued = self.record, self.issued
+    def _on_end(self, alarm: Alarm) -> None:
+        now, issued = alarm.at_ns, self.issued
         transfer = issued.popleft()
-        record.service_end_ns[self._service] = now
+        self._ends[self._service] = now
         self._calls.append(now)
         key, following = self.controller.transfer_done(self.index, transfer)
         if following is not None:
@@ -176,12 +177,12 @@ class ChunkedLink(Link):
         self._since_ns, self._cut_at = now, 0
         service = self._service
         # An event cannot be taken back: that of a service that was cut rings in vain.
-        alarm = Alarm(self._env, lambda event: self._on_end(event) if service == self._service else None)
-        alarm.set(self.service_ns(transfer), self._order(transfer))
+        alarm = Alarm(self._env, lambda alarm: self._on_end(alarm) if service == self._service else None)
+        alarm.set(now, now + self.service_ns(transfer), self._order(transfer))
 
-    def _on_end(self, event: simpy.Event) -> None:
+    def _on_end(self, alarm: Alarm) -> None:
         self._cut_at = 0
-        super()._on_end(event)
+        super()._on_end(alarm)
 
     def consider_cut(self, now: int) -> None:
         if not self.issued or not self.controller.cut(self.index):
@@ -200,17 +201,17 @@ class ChunkedLink(Link):
             return
         self._cut_at = number
         service = self._service
-        alarm = Alarm(self._env, lambda _: self._on_cut(transfer, service, number))
-        alarm.set(hop_ns(self.index, number * size) - elapsed_ns, self._order(transfer))
+        alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
+        alarm.set(now, self._since_ns + hop_ns(self.index, number * size), self._order(transfer))
 
-    def _on_cut(self, transfer: Transfer, service: int, chunks: int) -> None:
+    def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
         if (service, chunks) != (self._service, self._cut_at):
             return  # it has ended, or the demand has gone since
-        now, self._cut_at = self._env.now, 0
+        self._cut_at = 0
         assert self._chunk_bytes is not None
         moved = chunks * self._chunk_bytes
-        record, issued = self.record, self.issued
-        record.service_end_ns[self._service] = now
+        issued = self.issued
+        self._ends[self._service] = now
         self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
         self._calls.append(now)
@@ -299,11 +300,12 @@ class SharedLink(Link):
         if changes:
             alarms = self._alarms
             at_ns, order = min(changes)
-            alarm = Alarm(self._env, lambda _: self._on_change(order) if alarms == self._alarms else None)
-            alarm.set(at_ns - now, order)
+            alarm = Alarm(
+                self._env, lambda alarm: self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
+            )
+            alarm.set(now, at_ns, order)
 
-    def _on_change(self, order: int) -> None:
-        now = self._env.now
+    def _on_change(self, order: int, now: int) -> None:
         self._advance(now)
         ended = next((e for e in self._drawing(now) if e.left <= 0 and self._order(e.transfer) == order), None)
         if ended is None:
@@ -311,7 +313,7 @@ class SharedLink(Link):
             return
         transfer = ended.transfer
         self._working.remove(ended)
-        self.record.service_end_ns[ended.service] = now
+        self._ends[ended.service] = now
         self._calls.append(now)
         key, following = self.controller.transfer_done(self.index, transfer)
         if following is not None:

@@ -103,35 +103,18 @@ class Transfer:
     ``PrefetchOutcome``, if it is one. ``hops``: (link, call that queued it there); ``left_bytes``: what its hop on
     ``link`` has still to move. ``parent``: the number of the partial prefetch that it completes.
 
-    What most transfers never need is a default of the class.
+    ``waits``: it is queued on a link, not issued. ``claimed``: it holds its slot on the device. ``staged``: it lands in
+    staging. ``dense``: it is a dense block. ``partial``: it moves less than the variant. ``over``: its last hop has
+    ended. ``feeds``: its hops that have been handed on and are still in service (cut-through). ``bounced``: it found no
+    slot while it was fed and joins the queue again when its hop ends. ``rest_bytes``: what a partial prefetch did not
+    bring of a need that waits for it.
     """
 
-    number = -1
-    awaited = False
-    urgent = False
-    cancelled = False
-    outcome = UNUSED_AT_END
-    victims: Sequence[int] = ()
-    write_back: Sequence[int] = ()
-    waits = True
-    """It is queued on a link, not issued."""
-    claimed = False
-    """It holds its slot on the device."""
-    staged = False
-    """It lands in staging."""
-    dense = False
-    partial = False
-    over = False
-    """Its last hop has ended."""
-    feeds = 0
-    """Its hops that have been handed on and are still in service (cut-through)."""
-    bounced = False
-    """It found no slot while it was fed and joins the queue again when its hop ends."""
-    rest_bytes = 0
-    """What a partial prefetch did not bring of a need that waits for it."""
-    parent = -1
-
-    later_hops: tuple[tuple[int, int], ...] = ()
+    __slots__ = (
+        "awaited", "bounced", "call", "cancelled", "claimed", "dense", "feeds", "first_link", "key", "later_hops",
+        "left_bytes", "link", "moved_bytes", "number", "outcome", "over", "parent", "partial", "prefetch", "rest_bytes",
+        "staged", "urgent", "victims", "waits", "write_back",
+    )  # fmt: skip
 
     def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0) -> None:
         self.key = key
@@ -139,6 +122,15 @@ class Transfer:
         self.moved_bytes = self.left_bytes = moved_bytes
         self.call = call
         self.link = self.first_link = link
+        self.number = self.parent = -1
+        self.outcome = UNUSED_AT_END
+        self.waits = True
+        self.awaited = self.urgent = self.cancelled = self.bounced = self.over = False
+        self.claimed = self.staged = self.dense = self.partial = False
+        self.feeds = self.rest_bytes = 0
+        self.victims: Sequence[int] = ()
+        self.write_back: Sequence[int] = ()
+        self.later_hops: tuple[tuple[int, int], ...] = ()
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:

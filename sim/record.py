@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
 
 CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
 """Causes of idle intervals that are no transfer."""
 
 
 @dataclass
+class Notes:
+    """What the simulator writes down in place of columns by call and by need, which follow from it.
+
+    ``gate_calls`` are the numbers of the calls that are gates; ``other_ns`` the times of all the others, in order.
+    ``first_rows``: by gate, its first lookup; ``later``: lookups (from, to) that were made at a time after their gate;
+    ``arrivals``: a lookup, and when its expert was there, if that was later.
+    """
+
+    gate_calls: list[int] = field(default_factory=list)
+    other_ns: list[int] = field(default_factory=list)
+    first_rows: list[int] = field(default_factory=list)
+    lookups: int = 0
+    later: list[tuple[int, int, int]] = field(default_factory=list)
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class Record:
-    """Times of one run, in ns. Both drivers append in the order of events.
+    """Times of one run, in ns. Both drivers append in the order of events; equal if all columns are.
 
     By gate: ``gate_ns``, ``end_ns`` (the site's end). By need, in order of lookup: ``lookup_ns``, ``ready_ns`` (when
     its expert was there, or its CPU result; the lookup's time for a skip). By controller call: ``call_ns``. By step:
@@ -41,3 +61,48 @@ class Record:
     service_end_ns: list[int] = field(default_factory=list)
     service_bytes: list[int] = field(default_factory=list)
     makespan_ns: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and all(getattr(self, name) == getattr(other, name) for name in COLUMNS)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+
+COLUMNS = tuple(item.name for item in fields(Record))
+
+
+class NotedRecord(Record):
+    """A record whose columns by call and by need are made of ``notes`` when they are first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = Notes()
+        for name in ("call_ns", "lookup_ns", "ready_ns"):
+            delattr(self, name)
+
+    @cached_property
+    def call_ns(self) -> list[int]:  # type: ignore[override]
+        gate_calls, other_ns = self.notes.gate_calls, self.notes.other_ns
+        found = np.empty(len(gate_calls) + len(other_ns), np.int64)
+        is_gate = np.zeros(len(found), np.bool_)
+        is_gate[np.array(gate_calls, np.int64) - 1] = True
+        found[is_gate], found[~is_gate] = self.gate_ns, other_ns
+        calls: list[int] = found.tolist()
+        return calls
+
+    @cached_property
+    def lookup_ns(self) -> list[int]:  # type: ignore[override]
+        notes = self.notes
+        found = np.repeat(np.array(self.gate_ns, np.int64),
+                          np.diff([*notes.first_rows, notes.lookups]))  # fmt: skip
+        for first, last, at_ns in notes.later:
+            found[first:last] = at_ns
+        lookups: list[int] = found.tolist()
+        return lookups
+
+    @cached_property
+    def ready_ns(self) -> list[int]:  # type: ignore[override]
+        ready = list(self.lookup_ns)
+        for lookup, at_ns in self.notes.arrivals:
+            ready[lookup] = at_ns
+        return ready

@@ -46,6 +46,13 @@ QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Ev
 class Transfers:
     """What is queued, on its way, resident and staged. The upper half is ``sim.controller.Controller``."""
 
+    # What the common gate and transfer use: of so many attributes Python finds those in slots sooner.
+    __slots__ = (
+        "__dict__", "_demands", "_is_simple", "_is_stale", "_key_bytes", "_masks", "_nothing", "_pins", "_prefetches",
+        "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued", "loader", "payload",
+        "pinned", "queues", "ram", "slots", "state",
+    )  # fmt: skip
+
     def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
                  ram_cache: CachePolicy | None, dense_bytes: Sequence[int]) -> None:  # fmt: skip
         loader.check_route(route)

@@ -8,9 +8,8 @@ that was requested and never inserted.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import filterfalse, repeat
+from itertools import filterfalse
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.types import Cause, Geometry, PoolPlan
 
+DEMAND = Cause.DEMAND
 COUNT_SCOPES = ("resident", "sequence", "model")
 RECENCIES = ("needs", "rows")
 NEVER = 1 << 62
@@ -50,9 +50,9 @@ class LRU(Pooled):
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         order = self._only_order
         if order is not None:
-            # Out, and in again at the recent end, without a loop in Python: this runs at every gate.
-            deque(map(order.pop, keys, repeat(None)), 0)
-            order.update(dict.fromkeys(keys))
+            for key in keys:
+                order.pop(key, None)
+                order[key] = None
             return
         if self._by_rows:
             keys = self._by_last_row(keys, gate)
@@ -63,7 +63,7 @@ class LRU(Pooled):
 
     def on_insert(self, key: int, cause: Cause) -> None:
         # A demand has its place since its request.
-        if cause != Cause.DEMAND:
+        if cause is not DEMAND:
             self._orders[self._pool_of[key]].setdefault(key)
 
     def on_evict(self, key: int) -> None:

@@ -286,7 +286,7 @@ class Machine:
 
     def run(self) -> Machine:
         for index, submission in enumerate(self.stream.submissions):
-            Alarm(self.env, lambda _, index=index: self.submit(index)).set(submission.at_ns, GATE + index)  # type: ignore[misc]
+            Alarm(self.env, lambda _, index=index: self.submit(index)).set(0, submission.at_ns, GATE + index)  # type: ignore[misc]
         self.env.alarms = 0
         self.env.run(until=LONG_NS)
         self.controller.finish()

@@ -122,6 +122,8 @@ class Watch:
             self._note(name, args)
             answer = call(*args)
             self.check(new_pins=name == "gate")
+            if name == "end_sequence":
+                self._check_trimmed()
             return answer
 
         return called
@@ -195,6 +197,14 @@ class Watch:
         coming = [t.key for t in on_the_way.values() if t.claimed and not (t.cancelled or t.staged or t.dense)]
         assert not held & {*coming}
         self._check_room(scenario.pools, [*held, *coming])
+
+    def _check_trimmed(self) -> None:
+        """``retention: after_batch``: what exceeds a pool is pinned, or still on its way."""
+        there, pins = [self.scenario.unpack(key) for key in self.caches[0].told], {*self.controller._pins}
+        for pool in self.scenario.pools:
+            held = [key for key in there if pool.covers(key)]
+            fits = sum(map(self.scenario.size, held)) <= pool.capacity_bytes
+            assert fits or all(self.scenario.pack(key) in pins for key in held)
 
     def _check_room(self, pools: Sequence[Any], keys: Sequence[int]) -> None:
         unpacked = [self.scenario.unpack(key) for key in keys]

@@ -221,6 +221,8 @@ def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
 
 def test_a_need_that_nothing_brings_is_an_error_that_names_it() -> None:
     class Silent(Controller):
+        __slots__ = ()
+
         def poll(self, link: int) -> None:
             self.calls += 1
 
