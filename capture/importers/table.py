@@ -21,8 +21,8 @@ jsonl has an object a line::
     {"sequence": 0, "position": 0, "phase": "prefill", "site": 0, "experts": [3, 17], "weights": [0.75, 0.25]}
 
 Lines may come in any order, so long as each token has each site once; tokens run in the order of their first lines, or
-of their steps. Without steps the prompt tokens of a sequence that stand together are one, each decoded token is one.
-Nothing is dropped silently: a site at which a token chose no expert has an empty list.
+of their steps and then of their first lines. Without steps the prompt tokens of a sequence that stand together are one,
+each decoded token is one. Nothing is dropped silently: where a token chose no expert it has an empty list.
 """
 
 from __future__ import annotations
@@ -124,16 +124,22 @@ def _whole(word: str) -> int | str:
 
 
 def _jsonl_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
-    names: set[str] = set()
+    names: set[str] | None = None
     for number, line in lines_of(request.path, refuse):
         value = refuse.has(f"line {number}", parsed_json(line, refuse, f"line {number}"))
         if set(value) != names:
             _check_names(refuse, f"line {number}", list(value))
-            rule = f"must have the keys of line 1, {', '.join(sorted(names))}"
-            refuse(f"line {number}", bool(names), ", ".join(sorted(value)), rule, "give them at all lines, or at none")
+            rule = f"must have the keys of line 1, {', '.join(sorted(names or ()))}"
+            refuse(
+                f"line {number}",
+                names is not None,
+                ", ".join(sorted(value)),
+                rule,
+                "give them at all lines, or at none",
+            )
             names = set(value)
         yield number, value
-    refuse("line 1", not names, "absent", "must be an object for a token and a site")
+    refuse("line 1", names is None, "absent", "must be an object for a token and a site")
 
 
 # Columns
@@ -163,7 +169,8 @@ class _Table:
             refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) for name in ("sequence", "position")
         )
         phase = line["phase"]
-        refuse(f"{at}phase", phase not in PHASES, phase, f"must be one of {', '.join(PHASES)}")
+        known = isinstance(phase, str) and phase in PHASES
+        refuse(f"{at}phase", not known, phase, f"must be one of {', '.join(PHASES)}")
         found = {name: refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) if name in line else -1
                  for name in ("step", "token")}  # fmt: skip
         found["phase"] = PHASES[phase]
