@@ -82,6 +82,7 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
         max_sequences=choice.max_sequences,
     )  # fmt: skip
     _check_parts(part, workload)
+    _check_recorded(cfg, part["precision"].constant, workload)
     selector, share = part["precision"], cfg.budget.resident_share
     if isinstance(selector, ScoreThreshold) and selector.quantiles is not None:
         selector.profile(fit_scores(trace))
@@ -120,6 +121,26 @@ def _check_settings(cfg: DictConfig) -> None:
             raise ValueError(
                 f"{name}={cfg.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
             )
+
+
+def _check_recorded(cfg: DictConfig, precision: int | None, workload: Workload) -> None:
+    """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
+    header = workload.trace.header
+    lacks = set(str(header.provenance.get("lacks", "")).split(", "))
+    told = f"trace {header.name} ({header.provenance.get('format')}) does not tell"
+    if precision is None and lacks & {"weights", "rows"}:
+        what = "gate weights" if "weights" in lacks else "which token of a batch chose which expert"
+        raise ValueError(
+            f"{told} {what}, which precision weighs experts by; choose precision=fp16 or another fixed one"
+        )
+    if workload.batching != "recorded" and lacks & {"rows", "sequences"}:
+        what = "which sequence a token belongs to" if "sequences" in lacks else "which token chose which expert"
+        raise ValueError(
+            f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
+            f"workload=recorded, its own steps"
+        )
+    if "rows" in lacks and cfg.cache.get("recency") == "rows":
+        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
 
 
 def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
