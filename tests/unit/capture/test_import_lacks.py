@@ -1,0 +1,89 @@
+"""What a recording lacks is not invented: the simulator refuses by name what would need it, and runs the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from import_fixtures import FACTS, imported, make_ids, make_weights
+from omegaconf import DictConfig
+from recorder_dumps import DECODE, EXTEND, dump
+from recorder_dumps import write as write_dump
+from test_import_moe_cache_eval import BATCHED
+from test_import_moe_cache_eval import write as write_events
+
+from sim.build import build
+from sim.execute import execute
+
+Configure = Callable[..., DictConfig]
+SITES, TOP_K, ROWS = 3, 2, 6
+NEEDS_WEIGHTS = ["precision=score_threshold", "precision.low_above=0.4", "precision.skip_above=0.9"]
+
+
+def write_jsonl(folder: Path, weighted: bool) -> Path:
+    ids, weights = make_ids(ROWS, SITES, TOP_K), make_weights(ROWS, SITES, TOP_K)
+    lines = []
+    for row in range(ROWS):
+        for site in range(SITES):
+            line: dict[str, Any] = {"sequence": 0, "position": row, "phase": "decode" if row > 2 else "prefill",
+                                    "site": site, "experts": ids[row, site].tolist()}  # fmt: skip
+            lines.append(line | ({"weights": weights[row, site].tolist()} if weighted else {}))
+    (folder / "routes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "routes.jsonl"
+
+
+@pytest.fixture
+def run(configure: Configure, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The summary of a run over an imported trace in ``trace``, on a model of its shape."""
+
+    def go(top_k: int, *overrides: str) -> dict[str, Any]:
+        cfg = configure(
+            "system=lru", "model=tiny_mixtral", f"model.name={FACTS['model']}", f"model.sites={SITES}",
+            f"model.top_k={top_k}", "model.hidden=16", "model.expert_intermediate=32",
+            f"trace.path={tmp_path / 'trace'}", "trace.split=all", "budget.resident_share=1.0", *overrides,
+        )  # fmt: skip
+        return execute(build(cfg, "test")).summary
+
+    return go
+
+
+def test_without_weights_no_expert_is_less_important_than_another(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace")
+    summary = run(TOP_K)
+    assert summary["trace"]["decode_tokens"] == 3
+    assert set(summary["quality_proxy"].values()) == {None}
+    with pytest.raises(ValueError, match=r"\(jsonl\) does not tell gate weights, .*; choose precision=fp16"):
+        run(TOP_K, *NEEDS_WEIGHTS)
+
+
+def test_with_weights_the_same_run_is_possible(tmp_path: Path, run: Callable[..., dict[str, Any]]) -> None:
+    imported("jsonl", write_jsonl(tmp_path, weighted=True), tmp_path / "trace")
+    assert run(TOP_K, *NEEDS_WEIGHTS)["quality_proxy"]["low_share"] is not None
+
+
+def test_a_batch_of_unknown_rows_runs_as_it_was_and_not_otherwise(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("moe_cache_eval", write_events(tmp_path / "events", BATCHED), tmp_path / "trace")
+    assert run(TOP_K, "workload=recorded")["trace"]["decode_tokens"] == 7
+    with pytest.raises(ValueError, match=r"does not tell which token chose which expert, so workload.batching=sequen"):
+        run(TOP_K)
+    with pytest.raises(ValueError, match=r"choose cache.recency=needs"):
+        run(TOP_K, "workload=recorded", "cache.recency=rows")
+    with pytest.raises(ValueError, match=r"does not tell which token of a batch chose which expert, which precision"):
+        run(TOP_K, "workload=recorded", *NEEDS_WEIGHTS)
+
+
+def test_rows_of_unknown_sequences_are_not_put_into_other_batches(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    schedule = [(EXTEND, [(0, 0, 3), (1, 0, 3)]), (DECODE, [(0, 3, 1), (1, 3, 1)])]
+    imported("sglang", write_dump(tmp_path, dump(schedule)), tmp_path / "trace")
+    assert run(3, "workload=recorded")["trace"]["decode_tokens"] == 2
+    with pytest.raises(ValueError, match=r"not tell which sequence a token belongs to, .*; choose workload=recorded"):
+        run(3, "workload=static_4")
