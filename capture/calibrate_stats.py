@@ -7,8 +7,8 @@ named ``.._first``, ``.._middle``, ``.._last`` belongs to one layer (the middle 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from capture.gating_stats import (
     membership,
     path_cover,
     popularity,
-    recall_at,
     score_split,
     top1_equality,
     top1_prediction_accuracy,
@@ -32,20 +31,17 @@ from capture.gating_stats import (
 )
 from sim.routing import RoutingRule
 
-FURTHEST = 3
-"""Sites ahead that statistics of lookahead reach."""
-
 
 @dataclass(frozen=True, eq=False)
 class Gates:
-    """Gates of a stack: experts and weights [S, T, L, K]; logits [S, T, L - j, E] of the routers j = 1..3 layers on,
-    inputs [S, T, L, H] and output norms [S, T, L, K] where they are known; ``tokens`` [S, T].
+    """Gates of a stack: experts and weights [S, T, L, K]; where they are known ``ahead(j)``, the logits [S, T, L - j,
+    E] of the routers j layers on, inputs [S, T, L, H], output norms [S, T, L, K] and ``tokens`` [S, T].
     """
 
     num_experts: int
     experts: Integers
     weights: Floats
-    ahead: Mapping[int, Floats] = field(default_factory=dict)
+    ahead: Callable[[int], Floats] | None = None
     inputs: Floats | None = None
     output_norms: Floats | None = None
     tokens: Integers | None = None
@@ -74,12 +70,14 @@ def synthetic_gates(
     def by_token(values: Any) -> Any:
         return values.reshape(len(values), sequences, tokens, -1).transpose(1, 2, 0, 3)
 
-    ids, weights = rule.route(logits_of(flat, routers), top_k)
+    # Layer by layer: a rule works in float64, which for all at once would be the largest array.
+    chosen = [rule.route(logits, top_k) for logits in logits_of(flat, routers)]
+    ids, weights = (np.stack(part) for part in zip(*chosen, strict=True))
     norms = output_norms(walk, seed, 0, (sequences, tokens, layers, top_k))
-    reach = range(1, min(FURTHEST, layers - 1) + 1)
     return Gates(
         experts, by_token(ids.astype(np.int64)), by_token(weights),
-        {distance: by_token(logits_of(flat, routers, distance)) for distance in reach},
+        # Drawn when asked for: most knobs move no statistic of lookahead.
+        cache(lambda distance: by_token(logits_of(flat, routers, distance))),
         inputs.transpose(0, 2, 1, 3), norms, np.stack([ids for _, ids in parts]),
     )  # fmt: skip
 
@@ -164,15 +162,30 @@ def _middle(values: Floats) -> float:
 
 
 def _far(score: Callable[[Floats, Integers], Floats], gates: Gates) -> float:
-    return float(np.mean([score(gates.ahead[distance], gates.experts).mean() for distance in (2, 3)]))
+    return float(np.mean([score(_ahead(gates, distance), gates.experts).mean() for distance in (2, 3)]))
 
 
-def _quarter(gates: Gates) -> int:
+def _ahead(gates: Gates, distance: int) -> Floats:
+    assert gates.ahead is not None
+    return gates.ahead(distance)
+
+
+def quarter(gates: Gates) -> int:
+    """A quarter of the experts, but never fewer than are used."""
     return max(int(gates.experts.shape[-1]), round(gates.num_experts / 4))
 
 
-def _recall(gates: Gates, distance: int, count: int | None = None) -> Floats:
-    return recall_at(gates.ahead[distance], gates.experts, count or gates.experts.shape[-1])
+def forecast_recall(gates: Gates, distance: int, count: int | None = None) -> float:
+    """Share of the experts used that are among the ``count`` (default: as many as are used) best forecast.
+
+    As `capture.gating_stats.recall_at` where no scores are equal, without sorting all of them.
+    """
+    scores = _ahead(gates, distance)
+    count = count or gates.experts.shape[-1]
+    if count >= scores.shape[-1]:
+        return 1.0
+    least = np.partition(scores, -count, axis=-1)[..., -count, None]
+    return float((np.take_along_axis(scores, gates.experts[:, :, distance:], -1) >= least).mean())
 
 
 def _deep(values: Floats) -> float:
@@ -185,16 +198,16 @@ def _known(values: Floats | None) -> Floats:
 
 
 STATISTICS: Mapping[str, Callable[[Gates], float]] = {
-    "used_1": lambda g: float(top1_prediction_accuracy(g.ahead[1], g.experts).mean()),
-    "used_1_deep": lambda g: _deep(top1_prediction_accuracy(g.ahead[1], g.experts)),
-    "used_1_first": lambda g: float(top1_prediction_accuracy(g.ahead[1], g.experts)[0]),
+    "used_1": lambda g: float(top1_prediction_accuracy(_ahead(g, 1), g.experts).mean()),
+    "used_1_deep": lambda g: _deep(top1_prediction_accuracy(_ahead(g, 1), g.experts)),
+    "used_1_first": lambda g: float(top1_prediction_accuracy(_ahead(g, 1), g.experts)[0]),
     "used_far": lambda g: _far(top1_prediction_accuracy, g),
-    "equal_1": lambda g: float(top1_equality(g.ahead[1], g.experts).mean()),
+    "equal_1": lambda g: float(top1_equality(_ahead(g, 1), g.experts).mean()),
     "equal_far": lambda g: _far(top1_equality, g),
-    "recall_1": lambda g: float(_recall(g, 1).mean()),
-    "recall_2": lambda g: float(_recall(g, 2).mean()),
-    "recall_3": lambda g: float(_recall(g, 3).mean()),
-    "recall_quarter": lambda g: float(_recall(g, 1, _quarter(g)).mean()),
+    "recall_1": lambda g: forecast_recall(g, 1),
+    "recall_2": lambda g: forecast_recall(g, 2),
+    "recall_3": lambda g: forecast_recall(g, 3),
+    "recall_quarter": lambda g: forecast_recall(g, 1, quarter(g)),
     "cosine": lambda g: float(layer_cosine(_known(g.inputs)).mean()),
     "any_first": lambda g: float(any_reused(g.experts)[0]),
     "any_middle": lambda g: _middle(any_reused(g.experts)),
