@@ -38,6 +38,9 @@ KEYS = (*FACTS, "samples", "sequence_length", "tokens")
 LAYER_FILE = re.compile(r"layer_(\d{1,4})\.parquet", re.A)
 SAMPLE_FILE = re.compile(r"\d{1,6}\.parquet", re.A)
 LARGEST_FILE_BYTES = 1 << 34
+# Versions of polars without half precision read it as single.
+SCORES = (pl.Float32, *filter(None, [getattr(pl, "Float16", None)]))
+COLUMNS: Mapping[str, tuple[Any, ...]] = {"scores": SCORES, "indices": (pl.Int16, pl.Int32)}
 PUBLISHED: Mapping[tuple[str, int, int], Mapping[str, str]] = {
     (name, sites, 6): {"model": name, "experts": "64", "licence": "Apache-2.0"}
     for name, sites in (("flame-moe-290m", 8), ("flame-moe-721m", 11), ("flame-moe-1.7b", 17))
@@ -116,7 +119,7 @@ def _layer_files(root: Path) -> dict[int, Path]:
 def _shape(path: Path) -> tuple[int, int]:
     """Rows of a layer's file, and its ranks."""
     refuse = Refuse(path.name)
-    frame = _frame(path, {"scores": (pl.Float16, pl.Float32), "indices": (pl.Int16, pl.Int32)}, 1)
+    frame = _frame(path, COLUMNS, 1)
     num_rows = _collected(refuse, pl.scan_parquet(path).select(pl.len())).item()
     refuse("rows", num_rows == 0, num_rows, "must be 1 or more")
     return int(num_rows), len(frame["indices"][0])
@@ -124,7 +127,7 @@ def _shape(path: Path) -> tuple[int, int]:
 
 def _choices(path: Path, taken: int, top_k: int, experts: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
     refuse = Refuse(path.name)
-    frame = _frame(path, {"scores": (pl.Float16, pl.Float32), "indices": (pl.Int16, pl.Int32)}, taken)
+    frame = _frame(path, COLUMNS, taken)
     arrays = {}
     for name in ("indices", "scores"):
         column = frame[name].cast(pl.List(frame[name].dtype.inner))  # type: ignore[attr-defined]
