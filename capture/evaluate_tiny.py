@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from capture.corpus import DOMAINS, Corpus
 from capture.gating_report import FEWEST_LAYERS, Statistic, report
-from capture.gating_stats import PAPERS, Gating
+from capture.gating_stats import Gating
 from capture.prompts import read_prompts
+from capture.stats_published import PAPERS
 from capture.tiny_families import Site, family_of
 from capture.tiny_model import load_model
 from capture.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from capture.gating_stats import (
-    PUBLISHED,
     Gating,
-    Published,
     any_reused,
     chance_any_reused,
     chance_lru_hit_rate,
@@ -30,6 +28,7 @@ from capture.gating_stats import (
     weight_output_correlation,
     whole_path_cover,
 )
+from capture.stats_published import PUBLISHED, Published
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,163 @@
+"""``python -m capture.stats TRACE... [key=value ...]``: what the gates of one or more traces do, side by side.
+
+``output_dir=DIR``      also write a parquet file a statistic, ``summary.parquet``, ``missing.json`` and the figures
+``phase=decode``        rows: ``decode``, ``prompt`` or ``all`` (the least popular experts are always of prompts)
+``exclude=FLAG,FLAG``   leave out sequences that carry a flag, such as has_repetition
+``only=NAME,NAME``      some of the statistics
+``seed=0``              of the shuffled control of paths
+
+A statistic that a trace cannot serve says why. Published values are shown for orientation: models, texts and
+definitions differ, and the source says where to look. Needs no torch; gate inputs and thresholds need safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from capture.stats_published import PAPERS
+from capture.stats_report import STATISTICS, Report, merged, report
+from capture.stats_sample import PHASES
+from sim.trace import Trace, read_trace
+
+KEYS = ("output_dir", "phase", "exclude", "only", "seed")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to read and how; see the module's text."""
+
+    traces: tuple[Path, ...]
+    output_dir: Path | None = None
+    phase: str = "decode"
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = STATISTICS
+    seed: int = 0
+
+
+def parse(arguments: Sequence[str]) -> Arguments:
+    """Raise ValueError, with what is allowed, for the first argument that is wrong."""
+    traces = tuple(Path(argument) for argument in arguments if "=" not in argument)
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if equals and (key not in KEYS or key in given or not text):
+            raise ValueError(f"{argument!r} must be one of the known key=value, once: {', '.join(KEYS)}")
+        if equals:
+            given[key] = text
+    if not traces:
+        raise ValueError("give the directory of a trace, or of several")
+    phase, only = given.get("phase", "decode"), tuple(given.get("only", ",".join(STATISTICS)).split(","))
+    if phase not in PHASES:
+        raise ValueError(f"phase={phase} must be one of {', '.join(PHASES)}")
+    if unknown := [name for name in only if name not in STATISTICS]:
+        raise ValueError(f"only={','.join(unknown)} is unknown; statistics: {', '.join(STATISTICS)}")
+    seed = given.get("seed", "0")
+    if not seed.isascii() or not seed.isdigit():
+        raise ValueError(f"seed={seed} must be a whole number of 0 or more")
+    output_dir = Path(given["output_dir"]) if "output_dir" in given else None
+    if output_dir is not None and output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise ValueError(f"output_dir={output_dir} is not empty; choose another one, or remove it")
+    exclude = tuple(given["exclude"].split(",")) if "exclude" in given else ()
+    return Arguments(traces, output_dir, phase, exclude, only, int(seed))
+
+
+def read_named(directories: Sequence[Path]) -> dict[str, tuple[Trace, Path]]:
+    """The traces by name; traces of one name get their directory's beside it."""
+    read = [(read_trace(directory, "all"), directory) for directory in directories]
+    names = [trace.header.name for trace, _ in read]
+    return {
+        name if names.count(name) == 1 else f"{name} ({directory})": (trace, directory)
+        for name, (trace, directory) in zip(names, read, strict=True)
+    }
+
+
+def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table:
+    """A row per measure: each trace's value (and chance), what a paper prints, where."""
+    tokens = ", ".join(f"{name} {of.tokens} tokens" for name, of in reports.items())
+    table = Table(
+        title=f"Means over sites (in brackets: even draws, a Gaussian, or the shuffled control); {tokens}",
+        title_justify="left",
+    )
+    for column in ("measure", *reports, "published", "source"):
+        table.add_column(escape(column), justify="left" if column in ("measure", "source") else "right")
+    for measure in summary["measure"].unique(maintain_order=True):
+        rows = summary.filter(measure=measure)
+        cells = []
+        for name in reports:
+            mine = rows.filter(trace=name)
+            chance = mine["chance"][0] if len(mine) else None
+            cells.append(
+                "-" if not len(mine) else f"{mine['value'][0]:.3f}" + ("" if chance is None else f" ({chance:.3f})")
+            )
+        table.add_row(escape(measure), *cells, rows["published"][0] or "", rows["source"][0] or "")
+    return table
+
+
+def write(output_dir: Path, reports: Mapping[str, Report], tables: Mapping[str, pl.DataFrame]) -> None:
+    """Parquet files, the reasons for what is missing, and the figures."""
+    # matplotlib takes a second to load, and a table needs none of it.
+    from capture.stats_figures import draw
+
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        table.write_parquet(output_dir / f"{name}.parquet")
+    missing = {name: dict(of.missing) for name, of in reports.items()}
+    (output_dir / "missing.json").write_text(json.dumps(missing, indent=1) + "\n", encoding="utf-8")
+    draw(output_dir, tables, {name: of.experts for name, of in reports.items()})
+
+
+def _show(bar: Progress, task: TaskID, trace: str, statistic: str) -> None:
+    bar.update(task, advance=1, description=f"{trace}: {statistic}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
+    console = Console()
+    begun = time.monotonic()
+    try:
+        asked = parse(arguments)
+        traces = read_named(asked.traces)
+        reports = {}
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=len(traces) * len(asked.only))
+            for name, (trace, directory) in traces.items():
+                reports[name] = report(
+                    trace, directory, phase=asked.phase, exclude=asked.exclude, only=asked.only, seed=asked.seed,
+                    before=partial(_show, bar, task, name),
+                )  # fmt: skip
+        tables = merged(reports)
+        if asked.output_dir is not None:
+            write(asked.output_dir, reports, tables)
+    except (ValueError, OSError) as error:
+        print(f"stats: {error}", file=sys.stderr)
+        return 2
+    console.print(summary_table(reports, tables["summary"]))
+    for name, of in reports.items():
+        for statistic, reason in of.missing.items():
+            console.print(f"{name}: no {statistic}: {reason}", markup=False, soft_wrap=True)
+        prior = of.tables.get("prior_coverage")
+        if prior is not None and prior["evaluated"][0] == "in sample":
+            console.print(f"{name}: prior_coverage is in sample, which flatters it: no fit or no eval sequences",
+                          markup=False, soft_wrap=True)  # fmt: skip
+    used = set(tables["summary"]["source"].drop_nulls().str.split(",").list.first())
+    for paper in sorted(used):
+        console.print(f"{paper}: {PAPERS[paper]}", markup=False, highlight=False, soft_wrap=True)
+    where = f", files: {asked.output_dir}" if asked.output_dir is not None else ""
+    console.print(f"{time.monotonic() - begun:.1f} s{where}", markup=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

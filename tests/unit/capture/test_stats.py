@@ -1,0 +1,473 @@
+"""Every statistic against the same in plain Python, on small random traces with dropped choices, gaps and padding."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from capture import stats_figures
+from capture.gating_report import report as gating_report
+from capture.import_trace import main as import_trace
+from capture.stats import main, parse, read_named, summary_table
+from capture.stats_gates import lookahead_recall, router_entropy, score_shares, weight_norms
+from capture.stats_paths import covered, paths, prior_coverage
+from capture.stats_published import PAPERS, PUBLISHED
+from capture.stats_report import STATISTICS, headlines, merged, report
+from capture.stats_reuse import (
+    BATCHES,
+    LAGS,
+    gini,
+    least_popular,
+    popularity,
+    reuse_by_lag,
+    reuse_distance,
+    subset_products,
+    unions,
+)
+from capture.stats_sample import Sample, Unavailable, take
+from sim.routing import RoutingRule
+from sim.synthesis import synthesize
+from sim.trace import ModelShape, Trace, read_trace, write_trace
+from unit.capture import brute_stats as brute
+
+ROOT = Path(__file__).parents[3]
+BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
+SHARED = ROOT / ".." / "shared" / "traces"
+NPZ, OWN = SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz", SHARED / "stats" / "gptoss20b_decode_norep.json"
+SITES, EXPERTS, TOP_K = 4, 7, 3
+
+
+def small(seed: int) -> Trace:
+    """Five sequences of 3 + 14 tokens; some choices dropped, some rows padding or without any choice, some positions
+    left out, weights with ties, output norms for decoded rows.
+    """
+    rng = np.random.default_rng(seed)
+    shape = ModelShape(f"small {seed}", "none", SITES, EXPERTS, TOP_K, 8, 8)
+    trace = synthesize(shape, tokens=14, prompt_tokens=3, sequences=5, seed=seed, lookahead=2, lookahead_accuracy=0.8)
+    ids, weights, valid, position = (np.array(getattr(trace, n)) for n in ("ids", "weights", "valid", "position"))
+    weights = (np.rint(weights * 8) / 8 + np.float32(0.125)).astype(np.float32)
+    dropped = rng.random(ids.shape) < 0.1
+    dropped[rng.random(ids.shape[:2]) < 0.05] = True
+    ids[dropped], weights[dropped] = -1, 0.0
+    valid[rng.random(len(valid)) < 0.1] = False
+    position = position + 2 * (np.arange(len(position)) % 17 > 9).astype(np.int32)
+    norms = rng.uniform(0.5, 2, ids.shape).astype(np.float32)
+    norms[trace.phase == 0] = np.nan
+    return replace(trace, ids=ids, weights=weights, valid=valid, position=position, expert_norms=norms)
+
+
+@pytest.fixture(params=range(4))
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return take(small(request.param), "all")
+
+
+def at(table: pl.DataFrame, **where: object) -> dict[str, Any]:
+    """The one row with these values."""
+    rows = table.filter(*(pl.col(name) == value for name, value in where.items()))
+    assert len(rows) == 1, (where, len(rows))
+    return rows.row(0, named=True)
+
+
+def test_popularity_counts_each_use(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), popularity(sample)
+    for site in range(SITES):
+        uses = Counter(expert for token in tokens for expert in brute.experts(token, site))
+        rows = table.filter(site=site)
+        assert rows["uses"].to_list() == [uses[expert] for expert in range(EXPERTS)]
+        assert rows["share"].to_list() == pytest.approx([uses[expert] / uses.total() for expert in range(EXPERTS)])
+
+
+def test_gini_is_the_mean_difference_over_twice_the_mean() -> None:
+    values = np.random.default_rng(0).random(9)
+    differences = [abs(one - other) for one in values for other in values]
+    assert gini(values) == pytest.approx(np.mean(differences) / (2 * values.mean()))
+    assert gini(np.full(5, 0.2)) == pytest.approx(0)
+
+
+def test_reuse_by_lag_is_that_of_pairs_so_many_positions_apart(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), reuse_by_lag(sample)
+    for site in range(SITES):
+        for lag in LAGS:
+            value = brute.reuse(tokens, site, lag)
+            rows = table.filter(site=site, lag=lag)
+            assert len(rows) == (value is not None)
+            if value is not None:
+                row = rows.row(0, named=True)
+                assert row["value"] == pytest.approx(value)
+                assert row["popularity_alone"] == pytest.approx(brute.popularity_alone(tokens, site, EXPERTS))
+
+
+def test_reuse_distance_counts_the_other_experts_since(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), reuse_distance(sample)
+    for site in range(SITES):
+        rows = table.filter(site=site)
+        assert dict(zip(rows["distance"], rows["selections"], strict=True)) == brute.distances(tokens, site)
+
+
+def test_unions_are_expectations_over_all_batches(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), unions(sample)
+    for site in range(SITES):
+        # All choices of 2 of 5 sequences and of a token of each; of 4 they would be 300,000 more.
+        for batch in (1, 2):
+            value = at(table, site=site, kind="sequences", batch=batch)["value"]
+            assert value == pytest.approx(brute.union_of_sequences(tokens, site, batch))
+        for batch in BATCHES:
+            expected = brute.union_of_window(tokens, site, batch)
+            rows = table.filter(site=site, kind="window", batch=batch)
+            assert rows["value"].to_list() == ([] if expected is None else [pytest.approx(expected)])
+    assert sorted(set(table.filter(kind="sequences")["batch"])) == [1, 2, 4]
+
+
+def test_unions_of_four_of_five_short_sequences() -> None:
+    sample = take(synthesize(ModelShape("x", "none", 2, 6, 2, 8, 8), tokens=3, sequences=5))
+    tokens, table = brute.tokens_of(sample), unions(sample)
+    for site in range(2):
+        value = at(table, site=site, kind="sequences", batch=4)["value"]
+        assert value == pytest.approx(brute.union_of_sequences(tokens, site, 4))
+
+
+def test_chances_are_those_of_even_draws() -> None:
+    """A long trace without skew or persistence reaches what even draws would give."""
+    shape = ModelShape("even", "none", 1, 6, 2, 8, 8)
+    sample = take(synthesize(shape, tokens=4000, sequences=4, persistence=0.0, skew=0.0, lookahead=0))
+    for row in reuse_by_lag(sample).iter_rows(named=True):
+        assert row["value"] == pytest.approx(2 / 6, abs=0.02)
+        assert row["chance"] == pytest.approx(2 / 6)
+        assert row["popularity_alone"] == pytest.approx(2 / 6, abs=0.01)
+    for row in unions(sample).iter_rows(named=True):
+        assert row["value"] == pytest.approx(row["chance"], rel=0.01)
+    for row in prior_coverage(take(synthesize(replace(shape, sites=3), tokens=4000, sequences=4, persistence=0.0,
+                                              skew=0.0))).iter_rows(named=True):  # fmt: skip
+        assert row["value"] == pytest.approx(row["chance"], abs=0.03)
+
+
+def test_subset_products_average_over_all_subsets() -> None:
+    values = np.random.default_rng(1).random((6, 3))
+    means = subset_products(values, 6)
+    for size in range(7):
+        subsets = list(brute.combinations(range(6), size))
+        for column in range(3):
+            expected = sum(math.prod(values[list(subset), column]) for subset in subsets) / len(subsets)
+            assert means[size, column] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_least_popular_experts_are_those_of_each_prompt(seed: int) -> None:
+    sample = take(small(seed), "prompt")
+    tokens, table = brute.tokens_of(sample), least_popular(sample)
+    for row in table.iter_rows(named=True):
+        assert row["value"] == pytest.approx(brute.least_popular(tokens, row["site"], row["experts"]))
+    assert table.filter(experts=1.0)["value"].to_list() == pytest.approx([1.0] * SITES)
+
+
+def test_coverage_ranks_by_counts_after_the_longest_key(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), prior_coverage(sample)
+    splits = {item.sequence: item.split for item in sample.header.sequences}
+    fit = [token for token in tokens if splits[token[0]] == "fit"]
+    held = [token for token in tokens if splits[token[0]] == "eval"]
+    assert set(table["evaluated"]) == {"held out"}
+    assert set(table["site"]) == {2, 3}
+    for site in (2, 3):
+        for key in ("first", "set"):
+            for known in range(3):
+                for top in (1, 2, 5, EXPERTS):
+                    expected = brute.coverage(fit, held, (site - 2, site - 1, site), known, key, top, EXPERTS)
+                    row = at(table, site=site, key=key, known=known, top=top)
+                    assert row["value"] == pytest.approx(expected), (site, key, known, top)
+
+
+def test_coverage_without_a_split_is_in_sample_and_says_so() -> None:
+    trace = small(1)
+    sequences = tuple(replace(item, split="eval") for item in trace.header.sequences)
+    sample = take(replace(trace, header=replace(trace.header, sequences=sequences)), "all")
+    tokens, table = brute.tokens_of(sample), prior_coverage(sample)
+    assert set(table["evaluated"]) == {"in sample"}
+    assert set(table["seen"]) == {1.0}
+    row = at(table, site=3, key="set", known=2, top=2)
+    assert row["value"] == pytest.approx(brute.coverage(tokens, tokens, (1, 2, 3), 2, "set", 2, EXPERTS))
+
+
+def test_paths_are_counted_and_the_control_keeps_each_sites_popularity(sample: Sample) -> None:
+    table = paths(sample, seed=3)
+    tokens = [token for token in brute.tokens_of(sample) if all(brute.first(token, s) >= 0 for s in range(SITES))]
+    assert set(table["site"]) == {0, 1, 2, 3}
+    for row in table.iter_rows(named=True):
+        num_paths, cover = brute.path_cover(tokens, row["site"], row["length"])
+        assert (row["paths"], row["tokens"]) == (num_paths, len(tokens))
+        assert row["value"] == pytest.approx(cover)
+        assert row["tokens_per_path"] == pytest.approx(len(tokens) / num_paths)
+        if row["length"] == 1:
+            assert (row["control"], row["control_paths"]) == (row["value"], row["paths"])
+    assert not paths(sample, seed=4).equals(table)
+    assert paths(sample, seed=3).equals(table)
+
+
+def test_layers_that_repeat_one_choice_have_few_paths_and_a_control_with_many() -> None:
+    trace = small(0)
+    ids = np.repeat(trace.ids[:, :1], SITES, axis=1)
+    weights = np.repeat(trace.weights[:, :1], SITES, axis=1)
+    whole = at(paths(take(replace(trace, ids=ids, weights=weights), "all")), site=0, length=SITES)
+    assert whole["paths"] <= EXPERTS
+    assert whole["control_paths"] > 5 * EXPERTS
+
+
+def test_the_commonest_fifth_is_one_path_at_least() -> None:
+    assert covered(np.array([1, 3])) == 0.75
+    assert covered(np.arange(1, 11)) == pytest.approx(19 / 55)
+
+
+def test_lookahead_recall_is_that_of_each_rows_best_scores(sample: Sample) -> None:
+    table = lookahead_recall(sample)
+    scores = sample.trace.lookahead["raw"]
+    tokens = brute.tokens_of(sample)
+    assert len(table) == 3 * (3 + 2)
+    for site in range(SITES):
+        for ahead in (1, 2):
+            if site + ahead >= SITES:
+                continue
+            top, hits, quarter, total, rows = 0, 0, 0, 0, 0
+            for row, token in enumerate(tokens):
+                ranked = sorted(range(EXPERTS), key=lambda e: (-scores[row, site, ahead - 1, e], e))
+                used = brute.experts(token, site + ahead)
+                top += ranked[0] in used
+                hits += len(used & set(ranked[:TOP_K]))
+                # A quarter of seven experts is two: at least the top-k.
+                quarter += len(used & set(ranked[: max(TOP_K, round(EXPERTS / 4))]))
+                total += len(used)
+                rows += bool(used)
+            found = {m: at(table, site=site, ahead=ahead, measure=m)["value"] for m in ("top1", "topk", "quarter")}
+            assert found == pytest.approx({"top1": top / rows, "topk": hits / total, "quarter": quarter / total})
+    assert set(table["position"]) == {"gate_in"}
+    assert set(table["norm"]) == {"raw"}
+
+
+def test_forecasts_follow_the_targets_own_rule() -> None:
+    """With a bias towards expert 0 at every site, every forecast names expert 0."""
+    trace = small(2)
+    biased = RoutingRule(score="sigmoid", bias=(100.0,) + (0.0,) * (EXPERTS - 1))
+    sites = tuple(replace(site, rule=biased) for site in trace.header.sites)
+    ids = np.array(trace.ids)
+    ids[:] = (0, 5, 6)
+    sample = take(replace(trace, ids=ids, header=replace(trace.header, sites=sites)), "all")
+    shares = lookahead_recall(sample).filter(measure="topk")["value"]
+    assert min(shares) >= 1 / 3
+    unbiased = take(replace(trace, ids=ids), "all")
+    assert min(lookahead_recall(unbiased).filter(measure="topk")["value"]) < 1 / 2
+
+
+def test_entropy_is_that_of_the_softmax_of_all_logits(sample: Sample) -> None:
+    logits = sample.trace.logits
+    assert logits is not None
+    for row in router_entropy(sample).iter_rows(named=True):
+        bits = [brute.entropy_bits(values) for values in logits[:, row["site"]].tolist()]
+        assert row["bits"] == pytest.approx(sum(bits) / len(bits))
+        assert row["value"] == pytest.approx(row["bits"] / math.log2(EXPERTS))
+
+
+@pytest.mark.parametrize(
+    ("score", "top"), [("sigmoid", 0.5 / (0.5 * 3 + 1 / (1 + math.exp(9)))), ("sqrtsoftplus", None)]
+)
+def test_entropy_follows_the_sites_kind_of_score(score: str, top: float | None) -> None:
+    trace = synthesize(ModelShape("x", "none", 1, 4, 1, 8, 8), tokens=2, sequences=1, lookahead=0)
+    sites = (replace(trace.header.sites[0], rule=RoutingRule(score=score)),)
+    logits = np.zeros((2, 1, 4), np.float32)
+    logits[..., 3] = -9
+    (row,) = router_entropy(take(replace(trace, logits=logits, header=replace(trace.header, sites=sites)))).to_dicts()
+    if top is None:
+        low, high = math.sqrt(math.log1p(math.exp(-9))), math.sqrt(math.log(2))
+        top = high / (3 * high + low)
+    assert row["top"] == pytest.approx(top)
+
+
+def test_correlations_of_weights_and_norms_are_pearsons(sample: Sample) -> None:
+    norms = sample.trace.expert_norms
+    assert norms is not None
+    table = weight_norms(sample)
+    for site in range(SITES):
+        pairs: dict[str, list[tuple[float, float]]] = {"weighted": [], "output": [], "shares": []}
+        for row in range(len(sample.ids)):
+            norm = [float(value) for value in norms[row, site]]
+            if (sample.ids[row, site] < 0).any() or any(map(math.isnan, norm)):
+                continue
+            weight = [float(value) for value in sample.trace.weights[row, site]]
+            output = [one * other for one, other in zip(weight, norm, strict=True)]
+            pairs["weighted"] += zip(weight, output, strict=True)
+            pairs["output"] += zip(weight, norm, strict=True)
+            pairs["shares"] += [(w / sum(weight), o / sum(output)) for w, o in zip(weight, output, strict=True)]
+        for kind, values in pairs.items():
+            assert at(table, site=site, kind=kind)["value"] == pytest.approx(brute.correlation(values))
+
+
+def test_scores_are_the_weight_ranked_above(sample: Sample) -> None:
+    tokens, table = brute.tokens_of(sample), score_shares(sample)
+    for site in range(SITES):
+        values = [value for token in tokens if token[2][site] for value in brute.scores(token[2][site])]
+        # Sums of eighths over their total may round either way at a threshold.
+        near = sum(abs(value - limit) < 1e-9 for value in values for limit in (0.6, 0.9))
+        for name, low, high in (("high", -1, 0.6), ("low", 0.6, 0.9), ("skip", 0.9, 2)):
+            expected = sum(low < value <= high for value in values)
+            row = table.filter(pl.col("class") == name, pl.col("site") == site).row(0, named=True)
+            assert row["selections"] == len(values)
+            assert abs(row["value"] * len(values) - expected) <= near + 1e-6
+    assert table.group_by("site").agg(pl.col("value").sum())["value"].to_list() == pytest.approx([1.0] * SITES)
+
+
+# The bundled trace: what only a real capture holds
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Trace:
+    return read_trace(BUNDLED, "all")
+
+
+def test_cosines_of_the_bundled_trace_are_those_of_its_kept_inputs(bundled: Trace) -> None:
+    table = report(bundled, BUNDLED, only=["input_cosine"]).tables["input_cosine"]
+    safetensors = pytest.importorskip("safetensors.numpy")
+    kept = [safetensors.load_file(path) for path in sorted((BUNDLED / "hidden").iterdir())]
+    for site, distance in ((0, 1), (7, 2), (12, 3)):
+        cosines = []
+        for tensors in kept:
+            for inputs in tensors["gate_in"].astype(int).tolist():
+                one, other = inputs[site], inputs[site + distance]
+                dot = sum(a * b for a, b in zip(one, other, strict=True))
+                cosines.append(dot / math.hypot(*one) / math.hypot(*other))
+        row = at(table, site=site, distance=distance)
+        assert row["rows"] == len(cosines)
+        assert row["value"] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+    assert len(table) == 15 + 14 + 13
+
+
+def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bundled: Trace) -> None:
+    table = report(bundled, BUNDLED, only=["up_concentration"]).tables["up_concentration"]
+    thresholds = pytest.importorskip("safetensors.numpy").load_file(BUNDLED / "thresholds.safetensors")["thresholds"]
+    for row in table.iter_rows(named=True):
+        place = [0.5, 0.8, 0.9].index(row["sparsity"])
+        mine = thresholds[row["site"]].astype(float)
+        assert row["value"] == pytest.approx(mine[:, place].mean() / mine[:, 2].mean())
+        assert row["active"] == pytest.approx(1 - row["sparsity"], abs=0.02)
+        assert row["low"] <= row["active"] <= row["high"]
+    # Of a normal distribution |x| is below 0.6745 and 1.6449 sd in half and in 90 % of the cases.
+    assert table.filter(sparsity=0.5)["gaussian"][0] == pytest.approx(0.6745 / 1.6449, abs=1e-4)
+
+
+def test_what_a_trace_cannot_serve_says_why(bundled: Trace) -> None:
+    bare = replace(bundled, logits=None, lookahead={}, expert_norms=None, active_shares=None,
+                   header=replace(bundled.header, lookahead=None, sparsities=(), files={}))  # fmt: skip
+    of = report(bare, BUNDLED)
+    assert set(of.missing) == {"input_cosine", "lookahead_recall", "router_entropy", "weight_norms", "up_concentration"}
+    assert of.missing["router_entropy"] == "logits were not recorded"
+    assert set(of.tables) | set(of.missing) == set(STATISTICS)
+    prompts = report(bundled, BUNDLED, phase="prompt", only=["lookahead_recall", "weight_norms", "least_popular"])
+    assert set(prompts.missing) == {"lookahead_recall", "weight_norms"}
+    assert "recorded for decoded rows" in prompts.missing["lookahead_recall"]
+    assert prompts.tokens == 3094
+    with pytest.raises(Unavailable, match="no decode rows of the 0 sequences left by exclude=has_repetition"):
+        report(_flagged(bundled), exclude=["has_repetition"])
+
+
+def _flagged(trace: Trace) -> Trace:
+    sequences = tuple(replace(item, flags={"has_repetition": True}) for item in trace.header.sequences)
+    return replace(trace, header=replace(trace.header, sequences=sequences))
+
+
+def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) -> None:
+    """In the report of a model at work, in that of a trace, or in that of a trace recorded at another position."""
+    from unit.capture.test_gating_stats import random_gating
+
+    ahead = bundled.header.lookahead
+    assert ahead is not None
+    rows = headlines(report(bundled, BUNDLED))
+    assert len({row.measure for row in rows}) == len(rows)
+    measures = {row.name for row in gating_report(random_gating())} | {row.measure for row in rows}
+    for position in ("attn_in", "next_attn_in"):
+        header = replace(bundled.header, lookahead=replace(ahead, position=position))
+        measures |= {
+            row.measure for row in headlines(report(replace(bundled, header=header), only=["lookahead_recall"]))
+        }
+    assert set(PUBLISHED) <= measures
+    assert {published.paper for published in PUBLISHED.values()} == set(PAPERS)
+
+
+def test_traces_stand_side_by_side_in_tables_files_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(tmp_path / "other", synthesize(ModelShape("other", "none", 5, 9, 2, 8, 8), tokens=30, sequences=3))
+    output = tmp_path / "output"
+    assert main([str(BUNDLED), str(tmp_path / "other"), f"output_dir={output}"]) == 0
+    figures = {f"{name}.png" for name in stats_figures.FIGURES}
+    assert {path.name for path in output.iterdir()} == figures | {
+        "missing.json", "summary.parquet", *(f"{name}.parquet" for name in STATISTICS)
+    }  # fmt: skip
+    assert all((output / name).read_bytes()[:4] == b"\x89PNG" for name in figures)
+    summary = pl.read_parquet(output / "summary.parquet")
+    expected = headlines(report(read_trace(BUNDLED, "all"), BUNDLED))
+    mine = summary.filter(trace="tiny_mixtral")
+    assert sorted(zip(mine["measure"], mine["value"], strict=True)) == sorted((r.measure, r.value) for r in expected)
+    assert at(summary, trace="tiny_mixtral", measure="p1(+1)")["source"] == "HOBBIT, fig. 7b"
+    assert set(pl.read_parquet(output / "unions.parquet")["trace"]) == {"tiny_mixtral", "other"}
+    assert set(json.loads((output / "missing.json").read_text())["other"]) == {
+        "input_cosine", "least_popular", "weight_norms", "up_concentration"
+    }  # fmt: skip
+    out = capsys.readouterr().out
+    assert "other: no weight_norms: expert_norms were not recorded" in out
+    assert "HOBBIT: Tang et al." in out
+
+
+def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_trace(tmp_path / folder, synthesize(ModelShape("x", "none", 2, 4, 1, 8, 8), tokens=5, sequences=1))
+    named = read_named([tmp_path / "a", tmp_path / "b"])
+    assert list(named) == [f"x ({tmp_path / 'a'})", f"x ({tmp_path / 'b'})"]
+    reports = {name: report(trace, only=["popularity"]) for name, (trace, _) in named.items()}
+    assert summary_table(reports, merged(reports)["summary"]).row_count == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give the directory of a trace"),
+        (["a", "phase=later"], "phase=later must be one of decode, prompt, all"),
+        (["a", "only=popularity,fame"], "only=fame is unknown"),
+        (["a", "depth=3"], "'depth=3' must be one of the known key=value"),
+        (["a", "seed=1", "seed=2"], "once"),
+        (["a", "seed=-1"], "seed=-1 must be a whole number"),
+        (["a", "output_dir=/"], "output_dir=/ is not empty"),
+        (["/nowhere"], "header.json"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_arguments_are_read() -> None:
+    read = parse(["a", "b", "exclude=x,y", "only=paths", "seed=4", "phase=all"])
+    assert (read.traces, read.exclude, read.only, read.seed) == ((Path("a"), Path("b")), ("x", "y"), ("paths",), 4)
+
+
+# Real traces: third-party data that is not part of the project
+
+
+@pytest.mark.skipif(not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here")
+def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(tmp_path: Path) -> None:
+    """Computed from the same file, without its flagged sequences, by a program that shares no line with this one."""
+    assert import_trace(["format=npz", f"path={NPZ}", f"output_dir={tmp_path / 'trace'}"]) == 0
+    known = json.loads(OWN.read_text())
+    only = ["popularity", "reuse_by_lag"]
+    of = report(read_trace(tmp_path / "trace"), only=only, exclude=["has_repetition"])
+    assert of.tokens == known["N"]
+    shares = [part["share"].to_numpy() for part in of.tables["popularity"].partition_by("site")]
+    assert [share.max() * 32 for share in shares] == pytest.approx(known["max_over_mean"], abs=6e-4)
+    assert [gini(share) for share in shares] == pytest.approx(known["gini"], abs=6e-5)
+    for lag in ("1", "2", "4", "8"):
+        rows = of.tables["reuse_by_lag"].filter(lag=int(lag)).sort("site")
+        assert rows["value"].to_list() == pytest.approx(known["reuse_lag"][lag], abs=6e-5)
+        assert rows["popularity_alone"].to_list() == pytest.approx(known["reuse_iid_global"], abs=6e-5)
