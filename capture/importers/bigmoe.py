@@ -136,12 +136,11 @@ def _recording(
     """``tokens``: of the prompt, and decoded."""
     sums = lookups.choices("weight").sum(-1)
     alone = tokens[0] > 1 and len(lookups) < sum(tokens) * len(preamble.layers) * preamble.top_k
-    prefill = ("prefill",) if not tokens[0] else ()
     return Recording(
         format="bigmoe",
         files={"file": request.path},
         layers=preamble.layers,
-        lacks=("tokens", "scores", *prefill),
+        lacks=("tokens", "scores"),
         also_missing="texts, cache budget, times",
         site_name="blk.{}",
         dtype=facts["dtype"],

@@ -81,12 +81,11 @@ def read(request: Request, track: Track[Any]) -> Imported:
     step = np.repeat(np.arange(len(passes)), passes)
     first = np.searchsorted(sequence, sequence)
     rows = Rows(step, phase, sequence, np.arange(len(step)) - first, ids, weights)
-    several = bool((passes > 1).any())
     recording = Recording(
         format="colibri",
         files={"file": request.path},
         layers=sites,
-        lacks=("tokens", "scores", *(() if several else ("prefill",))),
+        lacks=("tokens", "scores"),
         site_name="layer {}",
         implementation="colibri",
         also_missing="phases, sequences and positions of tokens",

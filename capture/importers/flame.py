@@ -80,7 +80,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
         format="flame",
         files={},
         layers=list(layers),
-        lacks=("decode", "scores", *(() if samples else ("tokens",))),
+        lacks=("scores", *(() if samples else ("tokens",))),
         dtype="float16",
         site_name="layer {}",
         also_missing="where a sequence begins",

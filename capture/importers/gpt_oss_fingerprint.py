@@ -114,7 +114,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
         format="gpt_oss_fingerprint",
         files={},
         layers=range(experts.shape[1]),
-        lacks=("prefill", "steps", "tokens", "scores"),
+        lacks=("steps", "tokens", "scores"),
         domains=found.domains,
         flags=found.flags,
         told={

@@ -260,9 +260,7 @@ def _choices(
 
 def _recording(request: Request, events: Path, cycles: list[_Cycle], num_layers: int, scheduled: bool) -> Recording:
     several = any(len(cycle.sequence) > 1 for cycle in cycles)
-    phases = {cycle.phase for cycle in cycles}
-    lacks = ["tokens", "scores", *(["rows"] if several else []), *(["decode"] if DECODE not in phases else [])]
-    lacks += ["prefill"] if phases == {DECODE} else []
+    lacks = ["tokens", "scores", *(["rows"] if several else [])]
     files = {"manifest": request.path / MANIFEST, "file": events}
     return Recording(
         format="moe_cache_eval",

@@ -73,7 +73,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
         format="npz",
         files={"file": request.path, "sequences_file": table_path},
         layers=range(num_sites),
-        lacks=("prefill", "steps", "tokens", "scores"),
+        lacks=("steps", "tokens", "scores"),
         dtype="float16",
         domains={number: item.domain for number, item in table.items()},
         flags={number: item.flags for number, item in table.items()},

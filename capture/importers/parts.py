@@ -122,7 +122,7 @@ class Rows:
 @dataclass(frozen=True)
 class Recording:
     """What the header says of the rows: the format and its files, the layers with experts by site, what is lacking (in
-    words of `LACKS`) and what else is missing.
+    words of `LACKS`; what the rows show, prefill or decode, need not be said) and what else is missing.
 
     ``site_name`` names a site by its layer; ``told`` are further provenance; ``domains`` and ``flags`` are by sequence.
     """
@@ -164,7 +164,9 @@ def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trac
 def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Header:
     _, num_sites, top_k = rows.ids.shape
     sequences = _sequences(rows, recording)
-    lacks = [word for word in LACKS if word in recording.lacks]
+    decodes = rows.phase == DECODE
+    absent = {*recording.lacks, *(["prefill"] if decodes.all() else []), *([] if decodes.any() else ["decode"])}
+    lacks = [word for word in LACKS if word in absent]
     return Header(
         name=facts["name"],
         created=datetime.now(UTC).isoformat(timespec="seconds"),

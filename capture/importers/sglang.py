@@ -99,7 +99,6 @@ def read_dump(
     phase, sequence = np.array(links.phase), np.array(links.sequence)
     rows = Rows(step, phase, sequence, position, ids, None, token)
     lacks = ["weights", "scores", *(["sequences"] if links.ambiguous else [])]
-    lacks += [] if (phase != DECODE).any() else ["prefill"]
     recording = Recording(
         format=name,
         files={"file": request.path, **(files or {})},

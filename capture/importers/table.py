@@ -238,7 +238,6 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
                 tokens["token"][order] if "token" in columns else None)  # fmt: skip
     lacks = [key for key, column in (("weights", "weights"), ("steps", "step"), ("tokens", "token"))
              if column not in columns]  # fmt: skip
-    lacks += [key for key, absent in (("prefill", phase == DECODE), ("decode", phase != DECODE)) if absent.all()]
     recording = Recording(
         format=name,
         files={"file": request.path},

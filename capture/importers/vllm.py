@@ -228,13 +228,12 @@ def _rows(found: list[_Response], kept: list[NDArray[np.bool_]], layers: list[in
 
 
 def _recording(request: Request, found: list[_Response], kept: list[NDArray[np.bool_]], layers: list[int]) -> Recording:
-    prefill = all(item.start < item.prompt for item in found)
     tokens = all(item.token is not None for item in found)
     return Recording(
         format="vllm",
         files={"file": request.path},
         layers=layers,
-        lacks=("weights", "steps", "scores", *(() if prefill else ("prefill",)), *(() if tokens else ("tokens",))),
+        lacks=("weights", "steps", "scores", *(() if tokens else ("tokens",))),
         site_name="layer {}",
         implementation="vLLM",
         told={

@@ -53,6 +53,7 @@ def test_links_that_could_be_others_are_counted_and_named_as_lacking(tmp_path: P
     assert lacks(trace) == {"weights", "scores", "sequences"}
     # The first of two in the pass before, and the only one that is left: in the last pass either may have ended.
     assert trace.header.provenance["ambiguous_rows"] == 2
+    assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0]
     assert trace.position.tolist() == [0, 1, 2, 0, 1, 2, 3, 3, 4]
 
 

@@ -102,6 +102,14 @@ def test_several_responses_are_sequences_as_a_list_or_line_by_line(tmp_path: Pat
         assert [item.split for item in trace.header.sequences] == ["fit", "eval"]
 
 
+def test_prompts_that_follow_each_other_are_steps_of_their_own(tmp_path: Path) -> None:
+    values = [response(encoded(IDS[:3]), prompt=3, generated=1), response(encoded(IDS[:2]), prompt=2, generated=0)]
+    trace = imported("vllm", write(tmp_path, values), tmp_path / "trace")
+    assert trace.step.tolist() == [0, 0, 0, 1, 1]
+    assert set(trace.phase.tolist()) == {PREFILL}
+    assert "decode" in lacks(trace)
+
+
 def test_rows_that_the_request_left_out_leave_their_positions_out(tmp_path: Path) -> None:
     trace = imported("vllm", write(tmp_path, response(encoded(IDS[2:]))), tmp_path / "trace")
     assert trace.position.tolist() == [2, 3, 4, 5]
