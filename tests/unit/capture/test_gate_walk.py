@@ -1,0 +1,168 @@
+"""The walk of gate inputs: its covariances by formula, and each knob moving the statistic that it is named for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from capture.calibrate_stats import STATISTICS, synthetic_gates
+from capture.gate_walk import BLIND_CHANNELS, Walk, carries, gate_inputs, logits_of, make_routers, memory_shares
+from sim.routing import RoutingRule
+
+RULE = RoutingRule(score="softmax", weight="norm")
+PLAIN = Walk(channels=8, lexical=0.0, topic=0.0)
+LAYERS, EXPERTS = 6, 16
+
+
+def many_inputs(walk: Walk, sequences: int = 40, tokens: int = 60) -> np.ndarray:
+    """The walking channels of many sequences, [sequence, L, T, channel]."""
+    routers = make_routers(walk, LAYERS, EXPERTS, 0)
+    drawn = [gate_inputs(walk, routers, tokens, 0, number)[0] for number in range(sequences)]
+    return np.stack(drawn)[..., 1:-BLIND_CHANNELS]
+
+
+def covariance(left: np.ndarray, right: np.ndarray) -> float:
+    return float((left * right).mean())
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.6])
+def test_the_walk_keeps_unit_variance_and_neighbours_correlate_by_carry(drift):
+    walk = replace(PLAIN, drift=drift, carry_first=0.7, carry_deep=0.95, topic=0.0, slow=0.0, fast_decay=0.0)
+    walked = many_inputs(walk)
+    for layer, carry in enumerate(carries(walk, LAYERS)):
+        assert covariance(walked[:, layer], walked[:, layer]) == pytest.approx(1, abs=0.03)
+        if layer:
+            assert covariance(walked[:, layer], walked[:, layer - 1]) == pytest.approx(carry, abs=0.03)
+
+
+def test_without_drift_correlation_is_the_product_of_carries_and_drift_lowers_it():
+    walk = replace(PLAIN, carry_first=0.9, carry_deep=0.9, slow=0.0)
+    plain, drifting = many_inputs(walk), many_inputs(replace(walk, drift=0.7))
+    assert covariance(plain[:, 1], plain[:, 3]) == pytest.approx(0.81, abs=0.02)
+    # By hand: what is written correlates by .7, so x3 = .660 x2 + .498 w3, and cov(x1, w3) = .7^2 sqrt(1 - .9^2).
+    assert covariance(drifting[:, 1], drifting[:, 3]) == pytest.approx(0.700, abs=0.02)
+
+
+def test_memory_over_tokens_is_topic_and_two_decays():
+    walk = replace(PLAIN, topic=0.3, slow=0.4, slow_decay=0.9, fast_decay=0.2)
+    memory = many_inputs(walk, sequences=300)[..., : walk.channels]
+    for lag in (1, 4, 20):
+        expected = 0.3 + 0.7 * (0.4 * 0.9**lag + 0.6 * 0.2**lag)
+        assert covariance(memory[:, :, lag:], memory[:, :, :-lag]) == pytest.approx(expected, abs=0.03)
+
+
+def test_fresh_channels_forget_at_once_but_for_equal_tokens():
+    walk = replace(PLAIN, lexical=0.7, vocabulary=5, zipf=0.0)
+    routers = make_routers(walk, LAYERS, EXPERTS, 0)
+    first, ids = gate_inputs(walk, routers, 400, 0, 0)
+    other, others = gate_inputs(walk, routers, 400, 0, 1)
+    fresh = slice(1 + walk.channels, 1 + 2 * walk.channels)
+    same = ids == others
+    product = (first[0, :, fresh] * other[0, :, fresh]).mean(-1)
+    assert product[same].mean() == pytest.approx(0.7 * (routers.lexicon[ids[same]] ** 2).mean(), abs=0.15)
+    lagged = (first[0, 1:, fresh] * first[0, :-1, fresh]).mean(-1)
+    assert abs(lagged[ids[1:] != ids[:-1]].mean()) < 0.25
+    assert product[same].mean() > product[~same].mean() + 0.3
+
+
+def test_logits_have_the_spread_and_popularity_is_an_advantage_in_its_units():
+    walk = replace(PLAIN, spread=2.0, popularity=0.5)
+    routers = make_routers(walk, LAYERS, EXPERTS, 0)
+    inputs = np.stack([gate_inputs(walk, routers, 50, 0, number)[0] for number in range(200)])
+    logits = inputs @ routers.weight.swapaxes(1, 2)
+    assert logits.std(axis=(0, 2)).mean() == pytest.approx(2.0, rel=0.05)
+    assert logits.mean((0, 2)).std() == pytest.approx(0.5 * 2.0, rel=0.15)
+
+
+def test_lookahead_is_the_later_router_on_this_input():
+    routers = make_routers(PLAIN, LAYERS, EXPERTS, 0)
+    inputs, _ = gate_inputs(PLAIN, routers, 7, 0, 0)
+    ahead = logits_of(inputs, routers, 2)
+    assert ahead.shape == (LAYERS - 2, 7, EXPERTS)
+    expected = [float(inputs[1, 3] @ routers.weight[3, expert]) for expert in range(EXPERTS)]
+    assert ahead[1, 3] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_sequence_does_not_depend_on_others_and_seeds_differ():
+    routers = make_routers(PLAIN, LAYERS, EXPERTS, 5)
+    again = make_routers(PLAIN, LAYERS, EXPERTS, 5)
+    assert np.array_equal(routers.weight, again.weight)
+    third = gate_inputs(PLAIN, routers, 9, 5, 3)
+    assert all(np.array_equal(one, other) for one, other in zip(third, gate_inputs(PLAIN, again, 9, 5, 3), strict=True))
+    assert not np.array_equal(third[0], gate_inputs(PLAIN, routers, 9, 5, 4)[0])
+    assert not np.array_equal(routers.weight, make_routers(PLAIN, LAYERS, EXPERTS, 6).weight)
+
+
+def test_memory_shares_have_three_levels():
+    walk = replace(PLAIN, memory_first=0.1, memory_middle=0.7, memory_last=0.3, memory_from=0.25, memory_to=0.75)
+    assert memory_shares(walk, 9) == pytest.approx([0.1, 0.4, 0.7, 0.7, 0.7, 0.7, 0.7, 0.5, 0.3])
+    flat = replace(walk, memory_from=0.0, memory_to=1.0)
+    assert memory_shares(flat, 5) == pytest.approx([0.1, 0.7, 0.7, 0.7, 0.3])
+    assert memory_shares(walk, 1) == pytest.approx([0.1])
+
+
+# Knob, three positions, statistic, does it rise?
+MOVES = [
+    ("spread", (0.7, 1.5, 3.0), "first_weight", True),
+    ("spread", (0.7, 1.5, 3.0), "score_high", False),
+    ("popularity", (0.0, 0.4, 1.0), "gini", True),
+    ("carry_deep", (0.85, 0.95, 0.99), "recall_1", True),
+    ("carry_deep", (0.85, 0.95, 0.99), "equal_1", True),
+    ("carry_first", (0.3, 0.7, 0.95), "used_1_first", True),
+    ("carry_depth", (0.5, 2.0, 8.0), "recall_1", False),
+    ("drift", (0.0, 0.5, 0.9), "recall_3", False),
+    ("memory_first", (0.0, 0.5, 1.0), "overlap_first", True),
+    ("memory_middle", (0.0, 0.5, 1.0), "any_middle", True),
+    ("memory_last", (0.0, 0.5, 1.0), "repeat_last", True),
+    ("memory_from", (0.0, 0.35, 0.7), "overlap", False),
+    ("memory_to", (0.2, 0.6, 1.0), "overlap", True),
+    ("topic", (0.0, 0.3, 0.7), "kept_64", True),
+    ("slow", (0.0, 0.4, 1.0), "kept_8", True),
+    ("slow_decay", (0.6, 0.9, 0.99), "kept_8", True),
+    ("fast_decay", (0.0, 0.4, 0.8), "overlap", True),
+    ("lexical", (0.0, 0.5, 1.0), "same_token", True),
+    ("affinity", (0.0, 0.7, 0.99), "paths_2", True),
+    ("constant", (0.05, 0.5, 3.0), "cosine", True),
+    ("blind", (0.0, 0.2, 0.5), "cosine", False),
+    ("norm_spread", (0.0, 0.3, 1.0), "weight_output", False),
+]
+
+
+@pytest.mark.parametrize(("knob", "positions", "statistic", "rises"), MOVES, ids=[f"{m[0]}-{m[2]}" for m in MOVES])
+def test_each_knob_moves_its_statistic_one_way(knob, positions, statistic, rises):
+    walk = Walk(channels=8, memory_to=0.7, topic=0.2, carry_first=0.8, carry_deep=0.95, vocabulary=200)
+    found = []
+    for position in positions:
+        top_k = 2
+        gates = synthetic_gates(replace(walk, **{knob: position}), RULE, 8, 8, top_k, 6, 100, 1)
+        found.append(STATISTICS[statistic](gates))
+    steps = np.diff(found) if rises else -np.diff(found)
+    assert (steps > 0.002).all(), found
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"topic": 1.2}, "topic=1.2 must be at most 1"),
+        ({"drift": 1.0}, "drift=1.0 must be below 1"),
+        ({"channels": 0}, "channels=0"),
+        ({"spread": 0.0}, "spread=0.0 must be above 0"),
+        ({"popularity": float("nan")}, "popularity=nan"),
+        ({"memory_from": 0.9, "memory_to": 0.2}, "memory_from=0.9 must not exceed memory_to=0.2"),
+    ],
+)
+def test_a_knob_out_of_its_range_is_refused_with_its_value(given, told):
+    with pytest.raises(ValueError, match=r".") as refused:
+        Walk(**given)
+    assert told in str(refused.value)
+
+
+def test_popularity_is_the_same_skew_in_every_layer():
+    walk = replace(PLAIN, popularity=0.8)
+    advantage = make_routers(walk, LAYERS, EXPERTS, 0).weight[:, :, 0] * math.sqrt(walk.constant * 2 * walk.channels)
+    assert np.sort(advantage, axis=1) == pytest.approx(np.tile(np.sort(advantage[0]), (LAYERS, 1)), abs=1e-6)
+    assert advantage[0].std() == pytest.approx(0.8 * walk.spread, rel=1e-4)
+    assert not np.array_equal(advantage[0], advantage[1])
