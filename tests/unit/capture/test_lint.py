@@ -92,6 +92,17 @@ def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, perio
     assert ("repetition", True) in named(trace)
 
 
+def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:
+    """Every second row has one choice a site, which the row before has, too: 32 of 64 rows repeat, those."""
+
+    def thin(ids: np.ndarray) -> None:
+        mine = ids[rows_of(4)]
+        mine[1::2] = mine[::2]
+        mine[1::2, :, 1:] = -1
+
+    assert find_loops(altered(clean, ids=thin))[4] == (32 / TOKENS, 1)
+
+
 def test_experts_beyond_the_64th_are_told_apart_from_those_before(clean: Trace) -> None:
     """Ids 0..5 and 64..69 share bits of their words; a loop of alternately the one and the other has period 2."""
 
