@@ -6,30 +6,29 @@ import hashlib
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from capture.describe import describe
 from capture.discover import CaptureError, MoELayer, discover
-from capture.extras import up_activations
-from capture.prompts import Passage, cut_passages, read_prompts
-from capture.record import build_trace, run_passages
+from capture.load import chat_wrapper, check_model, implementation_of, load_model, load_tokenizer, weights_sha256
+from capture.plan import Plan, make_plan
+from capture.prompts import Passage, cut_passages, prompts_file, read_prompts, wrapped
+from capture.record import Recording
 from capture.settings import SettingError, Settings, parse_settings
-from sim.trace import Header, ModelShape, TraceError, trace_sha256, write_trace
+from capture.shards import Shards
+from sim.trace import Header, ModelShape, TraceError, trace_sha256
 
-EXPERTS_IMPLEMENTATION = "eager"
-# A trace is written once and read often: slow to write, and as small as parquet gets.
-COMPRESSION: Final = "brotli"
-COMPRESSION_LEVEL = 11
+UNTOLD = ("output_dir", "threads")
+"""Settings that do not decide what is recorded."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,134 +42,120 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def capture(settings: Settings, arguments: Sequence[str], console: Console) -> Header:
-    """Load, run, write and report; ``arguments`` are kept in the trace so that it can be made again."""
+    """Load, run, write and report; ``arguments`` are kept in the trace so that it can be made again.
+
+    A capture that was killed goes on where it was: sequences that it had recorded are not run again.
+    """
     if settings.output_dir.exists() and any(settings.output_dir.iterdir()):
         raise CaptureError(f"output_dir={settings.output_dir} is not empty; choose another one, or remove it")
     begun = time.monotonic()
+    check_model(settings)
+    passages, chat = _passages(settings)
     model = load_model(settings)
     layers = discover(model)
-    passages = _passages(settings)
-    decode_tokens = settings.decode_tokens
-    with Progress(console=console, transient=True) as progress:
-        running = progress.add_task("sequences", total=len(passages))
-        rows = run_passages(model, layers, progress.track(passages, task_id=running), decode_tokens)
-        ran = time.monotonic()
-        computing = progress.add_task("experts", total=len(layers) if settings.sparsities else 0)
-        header = _header(settings, arguments, model, layers, passages)
-        trace, files = build_trace(model, layers, rows, passages, settings, header, lambda: progress.advance(computing))
-    files["README.md"] = describe(trace, files).encode()
-    header = write_trace(
-        settings.output_dir, trace, files, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
-    )
+    plan = make_plan(model, layers, passages[0], settings)
+    for key, reason in plan.left_out.items():
+        console.print(f"[yellow]not recorded: {key}[/yellow] {reason}", highlight=False)
+    header = _header(settings, arguments, model, layers, passages, plan, chat)
+    recording = Recording(model, layers, passages, plan, settings, Shards(settings.output_dir, _identity(settings)))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks = {name: progress.add_task(name, total=total)
+                 for name, total in (("sequences", len(passages)), ("sites", len(layers)))}  # fmt: skip
+        recording.run(lambda task, done: progress.advance(tasks[task], done))
+    ran = time.monotonic()
+    header = recording.write(header)
     _report(console, settings.output_dir, header, ran - begun, time.monotonic() - ran)
     return header
 
 
-def load_model(settings: Settings) -> Any:
-    """The model in evaluation mode, experts run one by one (`eager`), which is the reference arithmetic."""
-    # A misspelt path would otherwise be looked for on the hub, with retries.
-    if not Path(settings.model).is_dir() and settings.model.count("/") != 1:
-        raise CaptureError(f"model={settings.model} is no directory; give one, or OWNER/NAME for a model on the hub")
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(settings.seed)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            settings.model, dtype=getattr(torch, settings.dtype), trust_remote_code=False
-        )
-        model = model.to(settings.device)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CaptureError(f"model={settings.model} cannot be loaded on {settings.device}: {reason}") from None
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
-    return model.eval()
-
-
-def _passages(settings: Settings) -> list[Passage]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CaptureError(f"model={settings.model} has no tokenizer that loads: {reason}") from None
-    return cut_passages(
-        read_prompts(settings.prompts),
+def _passages(settings: Settings) -> tuple[list[Passage], bool]:
+    """The passages, and whether their prompts were put into a chat template."""
+    tokenizer = load_tokenizer(settings)
+    greedy = settings.continuation == "greedy"
+    passages = cut_passages(
+        read_prompts(prompts_file(settings.prompts)),
         lambda text: tokenizer(text)["input_ids"],
         sequences=settings.sequences,
         prompt_tokens=settings.prompt_tokens,
-        following_tokens=settings.decode_tokens if settings.continuation == "document" else 0,
+        following_tokens=0 if greedy else settings.decode_tokens,
         seed=settings.seed,
     )
+    wrap = chat_wrapper(tokenizer) if greedy and settings.chat == "auto" else None
+    return (passages, False) if wrap is None else (wrapped(passages, wrap), True)
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    """What decides what is recorded, for telling an unfinished capture from another."""
+    stated = {key: str(value) for key, value in asdict(settings).items() if key not in UNTOLD}
+    return stated | {
+        "weights_sha256": weights_sha256(settings.model),
+        "prompts_sha256": _prompts_sha256(settings),
+        **_versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
+
+
+def _prompts_sha256(settings: Settings) -> str:
+    return hashlib.sha256(prompts_file(settings.prompts).read_bytes()).hexdigest()
 
 
 def _header(
-    settings: Settings, arguments: Sequence[str], model: Any, layers: Sequence[MoELayer], passages: Sequence[Passage]
-) -> Header:
+    settings: Settings, arguments: Sequence[str], model: Any, layers: Sequence[MoELayer],
+    passages: Sequence[Passage], plan: Plan, chat: bool,
+) -> Header:  # fmt: skip
     """What is known before the sites are read: model, versions, text and command."""
     first = layers[0]
-    hidden = int(getattr(first.stack.config, "hidden_size", 0))
-    name = settings.name or Path(settings.model).name
+    config = getattr(first.stack, "config", None)
+    hidden = next((value for key in ("hidden_size", "d_model") if (value := getattr(config, key, 0))), 0)
     told = [argument for argument in arguments if not argument.startswith("output_dir=")]
     licences = sorted({passage.prompt.licence for passage in passages})
     domains = sorted({passage.prompt.domain for passage in passages})
     forcing = settings.continuation == "document"
+    provenance: dict[str, str | int | float | bool] = {
+        "command": " ".join(["python -m capture", *told]),
+        "continuation": "the document's own text, teacher-forced" if forcing else "greedy, the model's own text",
+        "batch": settings.batch,
+        "seed": settings.seed,
+        "domains": ", ".join(domains),
+        "prompts_sha256": _prompts_sha256(settings),
+        "weights_sha256": weights_sha256(settings.model),
+    }
+    if chat:
+        provenance["chat_template"] = True
+    if settings.prefill_chunk:
+        provenance["prefill_chunk"] = settings.prefill_chunk
+    if settings.hidden_share < 1:
+        provenance["hidden_share"] = settings.hidden_share
+    if settings.hidden_dtype != "int8":
+        provenance["hidden_dtype"] = settings.hidden_dtype
     return Header(
-        name=name,
+        name=settings.name or Path(settings.model).name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source="captured",
         model=ModelShape(
             name=Path(settings.model).name,
             architecture=type(model).__name__,
             sites=len(layers),
-            experts=first.num_experts,
+            experts=first.num_classes,
             top_k=first.top_k,
-            hidden=hidden,
-            expert_intermediate=_expert_intermediate(first, hidden),
+            hidden=int(hidden),
+            expert_intermediate=plan.expert_intermediate,
         ),
         dtype=settings.dtype,
-        experts_implementation=EXPERTS_IMPLEMENTATION,
+        experts_implementation=implementation_of(model),
         sites=(),
         sequences=(),
         licence=f"token ids of texts under: {'; '.join(licences)}",
-        versions={"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__},
-        provenance={
-            "command": " ".join(["python -m capture", *told]),
-            "continuation": "the document's own text, teacher-forced" if forcing else "greedy, the model's own text",
-            "batch": 1,
-            "seed": settings.seed,
-            "domains": ", ".join(domains),
-            "prompts_sha256": hashlib.sha256(settings.prompts.read_bytes()).hexdigest(),
-            "weights_sha256": _weights_sha256(Path(settings.model)),
-        },
+        versions=_versions(),
+        provenance=provenance,
     )
 
 
-def _expert_intermediate(layer: MoELayer, hidden: int) -> int:
-    try:
-        parameter = next(layer.experts.parameters())
-        probe = torch.zeros(1, hidden, dtype=parameter.dtype, device=parameter.device)
-        return int(up_activations(layer.experts, 0, probe).shape[-1])
-    except (CaptureError, RuntimeError):
-        # An unknown layout still has a stated width in most configurations.
-        for key in ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"):
-            value = getattr(layer.stack.config, key, None)
-            if isinstance(value, int) and value > 0:
-                return value
-    raise CaptureError(f"{layer.name}: cannot tell the width of its experts")
-
-
-def _weights_sha256(directory: Path) -> str:
-    """Over the weight files in order of name; "unknown" for a model that is not a local directory."""
-    files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest() if files else "unknown"
-
-
-def _report(console: Console, directory: Path, header: Header, run_s: float, compute_s: float) -> None:
+def _report(console: Console, directory: Path, header: Header, run_s: float, write_s: float) -> None:
     table = Table(title=f"{header.name}: {trace_sha256(header)[:12]}", show_header=False)
     decoded = sum(item.decode_tokens for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
@@ -179,7 +164,9 @@ def _report(console: Console, directory: Path, header: Header, run_s: float, com
     table.add_row("tokens", f"{prompts} prefill + {decoded} decode, at {header.model.sites} sites")
     table.add_row("selections reproduced", f"{min(site.rule_match for site in header.sites):.4%} at the worst site")
     for key, value in header.provenance.items():
-        if isinstance(value, float):
+        if key.startswith("sites_") or key == "null_experts":
+            table.add_row(key.replace("_", " "), str(value))
+        elif isinstance(value, float):
             table.add_row(key.replace("_", " "), f"{value:.5f}")
         elif key == "rounding_reorders_weights":
             table.add_row("need orders changed by rounded weights", f"{value} of {routed}")
@@ -188,7 +175,7 @@ def _report(console: Console, directory: Path, header: Header, run_s: float, com
         size = sum(size for path, size in sizes.items() if path.split("/")[0] == group)
         table.add_row(group, f"{size / 1e6:.2f} MB")
     table.add_row("all files", f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / 1e6:.2f} MB")
-    table.add_row("time", f"{run_s:.1f} s running, {compute_s:.1f} s computing extras and writing")
+    table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)
     console.print(f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.")
 

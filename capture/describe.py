@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection
 from fractions import Fraction
 
-from capture.record import hidden_file
-from sim.trace import Trace
+from capture.hidden import hidden_file
+from sim.trace import Header
 
 
-def describe(trace: Trace, files: Collection[str]) -> str:
-    """Markdown text, made from the trace alone, so that it cannot disagree with it."""
-    header, model = trace.header, trace.header.model
+def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
+    """Markdown text for a trace of ``num_rows`` token-rows, made from its header: it cannot disagree with it."""
+    model = header.model
     splits = Counter(item.split for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
     decoded = sum(item.decode_tokens for item in header.sequences)
@@ -23,7 +23,8 @@ def describe(trace: Trace, files: Collection[str]) -> str:
         f"{model.top_k}, hidden {model.hidden}, expert width {model.expert_intermediate}) saw and chose, in "
         f"{header.dtype}, experts run by `{header.experts_implementation}`.",
         "",
-        f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval), batch 1: {prompts} prefill "
+        f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval), batch "
+        f"{header.provenance.get('batch', 1)}: {prompts} prefill "
         f"and {decoded} decode tokens. Continuation: {header.provenance.get('continuation', 'not stated')}.",
         f"- Versions: {', '.join(f'{name} {version}' for name, version in sorted(header.versions.items()))}.",
         f"- Licence: {header.licence}.",
@@ -44,9 +45,13 @@ def describe(trace: Trace, files: Collection[str]) -> str:
     if header.lookahead is not None:
         ahead = header.lookahead
         lines += [
-            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites) for decode rows, in "
+            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites{_position_text(ahead.position)}) for decode "
+            "rows, in "
             f"{'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}.",
-            "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead, `norm_scale` [S, H].",
+        ]
+    if "routers.safetensors" in files:
+        lines += [
+            "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead, `norm_scale` [S, H]."
         ]
     if header.sparsities:
         shares = ", ".join(f"{share:.0%}" for share in header.sparsities)
@@ -60,24 +65,63 @@ def describe(trace: Trace, files: Collection[str]) -> str:
         lines += [
             f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and {counts['eval']} eval "
             "sequences:",
-            "  `gate_in` int8 [T, S, H] times `scale` [T, S] (relative RMS error "
+            f"  {_gate_in_text(header)} (relative RMS error "
             f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],",
-            "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at each sparsity:",
-            "  see `capture.extras.unpack_masks`.",
         ]
-    lines += ["", "## Rounding", "", "Share of selections that change when scores are rounded to their steps:", ""]
+        if header.sparsities:
+            lines += [
+                "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at each sparsity:",
+                "  see `capture.extras.unpack_masks`.",
+            ]
+    lines += [*_left_out(header), "", "## Rounding", ""]
+    lines += ["Share of selections that change when scores are rounded to their steps:", ""]
     lines += [
         f"- {key.removeprefix('rounding_changes_').replace('_', ' ')}: {value:.4%}"
         for key, value in sorted(header.provenance.items())
         if key.startswith("rounding_changes_") and isinstance(value, float)
-    ]
+    ] or ["none is rounded, or no rule selects from it"]
     if "weights" in header.steps:
         lines += [
             "",
             "Rounding the weights changes the need order (descending weight, then id) of "
-            f"{header.provenance['rounding_reorders_weights']} of {len(trace.step) * model.sites} rows.",
+            f"{header.provenance['rounding_reorders_weights']} of {num_rows * model.sites} rows.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _left_out(header: Header) -> list[str]:
+    """What is not there, or not described by a rule, and why."""
+    found = header.provenance
+    lines = [
+        f"- Not recorded: {key.removeprefix('not_recorded_')}. {reason}"
+        for key, reason in sorted(found.items())
+        if key.startswith("not_recorded_")
+    ]
+    if "sites_chosen_by_token_id" in found:
+        sites = found["sites_chosen_by_token_id"]
+        lines += [
+            f"- At sites {sites} the token's id chooses: `token_experts_SITE` [vocabulary, K] in the routers' file."
+        ]
+    if "sites_without_rule" in found:
+        lines += [f"- No rule reproduces the selections of sites {found['sites_without_rule']}."]
+    if "null_experts" in found:
+        lines += [
+            f"- The last {found['null_experts']} of the {header.model.experts} experts compute nothing: choosing "
+            "one is recorded as -1."
+        ]
+    if "choices_dropped_or_null" in found:
+        lines += [f"- {found['choices_dropped_or_null']} choices of real tokens were dropped, or of null experts (-1)."]
+    return ["", "## What is not there", "", *lines] if lines else []
+
+
+def _position_text(position: str) -> str:
+    return {"gate_in": "", "attn_in": "; from attention inputs"}.get(position, "; from the next attention's inputs")
+
+
+def _gate_in_text(header: Header) -> str:
+    if header.provenance.get("hidden_dtype", "int8") == "float16":
+        return "`gate_in` float16 [T, S, H]"
+    return "`gate_in` int8 [T, S, H] times `scale` [T, S]"
 
 
 def _step_text(step: float) -> str:

@@ -1,24 +1,27 @@
 """Finds the MoE layers of a transformers model by structure: no list of architectures or class names.
 
 The anchor is the *experts* module, recognised by what its ``forward`` takes: hidden states, then the chosen expert ids,
-then their weights. Its router is a sibling. Models whose experts are called otherwise (dense Llama 4 experts, one-hot
-dispatch, experts that route inside) are refused by name instead of being recorded wrongly.
+then their weights. `capture.adapters` knows the other shapes that a choice can have (one-hot dispatch, dense experts
+that see scaled inputs, experts that route inside, inputs sorted by expert). The router is a sibling: by its name, or
+because it is the one module beside the experts that gives a value for each of them.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-INDEX_ARGUMENTS = ("top_k_index", "router_indices", "selected_experts", "topk_indices")
-WEIGHT_ARGUMENTS = ("top_k_weights", "routing_weights", "topk_weights")
+from capture.adapters import Adapter, adapter_of, forward_arguments
+
 ROUTER_NAMES = ("gate", "router", "wg")
-TOP_K_NAMES = ("top_k", "num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k")
+EXPERT_COUNT_NAMES = ("num_experts", "num_local_experts", "num_routed_experts", "n_routed_experts", "moe_num_experts")
+TOP_K_NAMES = ("top_k", "num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "num_experts_per_token")
+ENCODER, DECODER = "encoder", "decoder"
 
 
 class CaptureError(ValueError):
@@ -27,15 +30,18 @@ class CaptureError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class MoELayer:
-    """One MoE block. ``site`` counts MoE blocks in execution order, ``layer`` all layers of the model.
+    """One MoE block. ``site`` counts MoE blocks in execution order, the encoder's first; ``layer`` counts all layers.
 
     ``stack`` is the innermost pretrained model around the block: it sees the token ids, mask and cache of a step.
-    ``owner`` is the module around the block, in which the norm before the router lives.
+    ``owner`` is the whole layer around the block, with its norms and its attention. ``num_experts`` have weights;
+    ``num_classes`` is what the router tells apart: where it is more, the last ones are null experts, which compute
+    nothing. ``adapter`` reads what the experts are given.
     """
 
     site: int
     layer: int
     kind: str
+    side: str
     name: str
     stack: nn.Module
     owner: nn.Module
@@ -43,150 +49,177 @@ class MoELayer:
     router: nn.Module
     experts: nn.Module
     num_experts: int
+    num_classes: int
     top_k: int
+    adapter: Adapter
 
 
 def discover(model: nn.Module) -> list[MoELayer]:
-    """The MoE layers of ``model`` in execution order.
+    """The MoE layers of ``model`` in execution order: those of the encoder, if it has one, then the decoder's.
 
-    Raise `CaptureError` if there are none, if a router or a count cannot be found, or if they belong to several
-    stacks (encoder and decoder), whose steps would visit only some of the sites.
+    Raise `CaptureError` if there are none, if a router or a count cannot be found, if sites differ in how many experts
+    they have or choose, or if there are several stacks that are not an encoder and a decoder.
     """
     modules = dict(model.named_modules())
-    names = [name for name, module in modules.items() if name and _is_experts(module)]
-    if not names:
-        near = [name for name, module in modules.items() if name.rsplit(".", 1)[-1] == "experts"][:3]
+    found = [(name, adapter) for name in modules if name and (adapter := adapter_of(modules, name))]
+    if not found:
+        near = [name for name in modules if name.rsplit(".", 1)[-1] == "experts"][:3]
         raise CaptureError(
             f"{type(model).__name__}: no module takes (hidden states, expert ids, weights), as experts do "
             f"(modules named experts: {near or 'none'}); this architecture cannot be recorded"
         )
-    layers = [_layer(modules, site, name) for site, name in enumerate(names)]
-    stacks = {id(layer.stack): type(layer.stack).__name__ for layer in layers}
-    if len(stacks) > 1:
-        raise CaptureError(
-            f"{type(model).__name__}: MoE layers in {len(stacks)} stacks ({sorted(stacks.values())}); steps that visit "
-            "only some of the sites are not supported yet: pass one stack, such as the decoder"
-        )
+    layers = [_layer(modules, name, adapter) for name, adapter in found]
+    layers = _sides(model, layers)
+    for what in ("num_experts", "num_classes", "top_k"):
+        counts = sorted({getattr(layer, what) for layer in layers})
+        if len(counts) > 1:
+            raise CaptureError(f"{type(model).__name__}: sites differ in {what} ({counts}); a trace has one for all")
     return layers
 
 
-def forward_arguments(module: nn.Module) -> list[str]:
-    """Names of the arguments of ``module.forward`` in order, without self."""
-    try:
-        return list(inspect.signature(type(module).forward).parameters)[1:]
-    except (TypeError, ValueError):
-        return []
+def _sides(model: nn.Module, layers: list[MoELayer]) -> list[MoELayer]:
+    """The layers with their side and site number, the encoder's first."""
+    encoder = None
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(model, PreTrainedModel):
+        encoder = model.get_encoder()
+    stacks = {id(layer.stack): type(layer.stack).__name__ for layer in layers if layer.stack is not encoder}
+    if len(stacks) > 1:
+        raise CaptureError(
+            f"{type(model).__name__}: MoE layers in {len(stacks)} stacks ({sorted(stacks.values())}) that are not an "
+            "encoder and a decoder; pass one stack, such as the text model"
+        )
+    sided = [replace(layer, side=ENCODER if layer.stack is encoder else DECODER) for layer in layers]
+    # A layer's attention runs before its feed-forward block, in whatever order they were registered.
+    sided.sort(key=lambda layer: (layer.side == DECODER, layer.layer, layer.kind == "ffn"))
+    return [replace(layer, site=site) for site, layer in enumerate(sided)]
 
 
-def _is_experts(module: nn.Module) -> bool:
-    arguments = forward_arguments(module)
-    # A ModuleDict of experts takes a one-hot mask under the same name.
-    takes_choice = len(arguments) >= 3 and arguments[1] in INDEX_ARGUMENTS and arguments[2] in WEIGHT_ARGUMENTS
-    return takes_choice and not isinstance(module, nn.ModuleDict)
-
-
-def _layer(modules: dict[str, nn.Module], site: int, name: str) -> MoELayer:
-    block_name = _parent(name)
-    block, experts = modules[block_name], modules[name]
-    router = next((modules[f"{block_name}.{key}"] for key in ROUTER_NAMES if f"{block_name}.{key}" in modules), None)
-    if router is None:
-        children = [child for child, _ in block.named_children()]
-        raise CaptureError(f"{block_name}: no router among {children}, must be one of {ROUTER_NAMES}")
-    stack = _stack(modules, name)
-    numbers = re.findall(r"\.(\d+)\.", f".{name}.")
+def _layer(modules: dict[str, nn.Module], name: str, adapter: Adapter) -> MoELayer:
+    block_name, experts = name.rpartition(".")[0], modules[name]
+    block = modules[block_name]
+    num_experts = _num_experts(name, experts, block)
+    router = _router(block_name, block, experts, num_experts)
+    stack_name = _stack_name(modules, name)
+    stack = modules[stack_name]
+    owner_name, number = _owner(modules, stack_name, block_name)
     return MoELayer(
-        site=site,
-        layer=int(numbers[0]) if numbers else site,
-        kind="attn" if "attn" in block_name.rsplit(".", 1)[-1] else "ffn",
+        site=-1,
+        layer=number,
+        kind="attn" if "attn" in block_name.rsplit(".", 1)[-1] or "attention" in block_name else "ffn",
+        side=DECODER,
         name=block_name,
         stack=stack,
-        owner=modules[_parent(block_name)],
+        owner=modules[owner_name],
         block=block,
         router=router,
         experts=experts,
-        num_experts=_num_experts(name, experts),
-        top_k=_top_k(name, router, block, getattr(stack, "config", None)),
+        num_experts=num_experts,
+        num_classes=_num_classes(router, num_experts),
+        top_k=adapter.top_k or _top_k(block_name, router, block, getattr(stack, "config", None)),
+        adapter=adapter,
     )
 
 
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _stack(modules: dict[str, nn.Module], name: str) -> nn.Module:
+def _stack_name(modules: dict[str, nn.Module], name: str) -> str:
     while name:
-        name = _parent(name)
+        name = name.rpartition(".")[0]
         if isinstance(modules[name], PreTrainedModel):
-            return modules[name]
-    return modules[""]
+            return name
+    return ""
 
 
-def _num_experts(name: str, experts: nn.Module) -> int:
-    count = getattr(experts, "num_experts", None)
-    if isinstance(count, int) and count > 0:
-        return count
+def _owner(modules: dict[str, nn.Module], stack_name: str, block_name: str) -> tuple[str, int]:
+    """The outermost numbered module of the stack that holds the block, and its number; else the block's parent."""
+    inner = block_name[len(stack_name) + 1 :] if stack_name else block_name
+    numbered = re.match(r"(?:.*?\.)??(\d+)(?=\.|$)", inner)
+    if numbered is None:
+        return block_name.rpartition(".")[0], 0
+    prefix = f"{stack_name}." if stack_name else ""
+    return prefix + inner[: numbered.end()], int(numbered[1])
+
+
+def _num_experts(name: str, experts: nn.Module, block: nn.Module) -> int:
     stacked = [parameter.shape[0] for parameter in experts.parameters() if parameter.dim() == 3]
-    if not stacked:
+    if stacked:
+        # Null experts may have a place in some of the fused weights, but not in all.
+        return min(stacked)
+    if isinstance(experts, (nn.ModuleDict, nn.ModuleList)) and len(experts):
+        # A dropout or the like may lie among them.
+        return sum(any(True for _ in child.parameters()) for child in experts.children())
+    count = _count(EXPERT_COUNT_NAMES, experts, block)
+    if count is None:
         raise CaptureError(f"{name}: cannot tell how many experts it holds; it has no num_experts and no 3-D weight")
-    return stacked[0]
+    return count
 
 
-def _top_k(name: str, *holders: object) -> int:
+def _router(block_name: str, block: nn.Module, experts: nn.Module, num_experts: int) -> nn.Module:
+    children = dict(block.named_children())
+    for name in ROUTER_NAMES:
+        if name in children and children[name] is not experts:
+            return children[name]
+    # A shared expert's sigmoid gate has one row, a norm none: what has a row for each expert routes.
+    fitting = [
+        child for child in children.values()
+        if child is not experts and any(rows >= num_experts for rows in _matrix_rows(child))
+        and not any(parameter.dim() == 3 for parameter in child.parameters())
+    ]  # fmt: skip
+    exact = [child for child in fitting if num_experts in _matrix_rows(child)]
+    if len(exact) == 1:
+        return exact[0]
+    raise CaptureError(
+        f"{block_name}: no router among {list(children)}: none is named {' or '.join(ROUTER_NAMES)}, and {len(exact)} "
+        f"have a weight with {num_experts} rows"
+    )
+
+
+def _matrix_rows(module: nn.Module) -> list[int]:
+    return [parameter.shape[0] for parameter in module.parameters() if parameter.dim() == 2]
+
+
+def logit_linear(router: nn.Module, num_experts: int) -> nn.Linear | None:
+    """The linear layer inside ``router`` whose output is the logits, where there is one."""
+    inner = [module for module in router.modules() if isinstance(module, nn.Linear) and module is not router]
+    fitting = [module for module in inner if module.out_features >= num_experts]
+    return fitting[-1] if fitting else None
+
+
+def _num_classes(router: nn.Module, num_experts: int) -> int:
+    linear = logit_linear(router, num_experts)
+    if linear is not None:
+        return linear.out_features
+    weight = getattr(router, "weight", None)
+    wide = isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] >= num_experts
+    return int(weight.shape[0]) if wide else num_experts  # type: ignore[union-attr]
+
+
+def _count(names: tuple[str, ...], *holders: object) -> int | None:
     for holder in holders:
-        for key in TOP_K_NAMES:
+        for key in names:
             value = getattr(holder, key, None)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-    raise CaptureError(f"{name}: cannot tell how many experts a token chooses; looked for {TOP_K_NAMES}")
+    return None
 
 
-def gate_norms(model: nn.Module, layers: list[MoELayer]) -> list[torch.Tensor]:
-    """The scale vector [H] of the RMS norm before each layer's router: ``gate input = normalised * scale``.
-
-    Found by running one token and looking whose output the router is fed. Raise `CaptureError` where that is no RMS
-    norm with a scale; `renormed` lookahead is then not defined.
-    """
-    outputs: dict[int, nn.Module] = {}
-    norms: dict[int, nn.Module] = {}
-    # Keeps the storages alive, so that no address is used twice.
-    alive: list[torch.Tensor] = []
-
-    def on_norm(module: nn.Module, _args: object, output: object) -> None:
-        if isinstance(output, torch.Tensor):
-            alive.append(output)
-            outputs[output.untyped_storage().data_ptr()] = module
-
-    def on_router(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        norm = outputs.get(args[0].untyped_storage().data_ptr())
-        if norm is not None:
-            norms[id(module)] = norm
-
-    candidates = [
-        child
-        for layer in layers
-        for child in layer.owner.modules()
-        if [parameter.dim() for parameter in child.parameters()] == [1] and not list(child.children())
-    ]
-    handles = [child.register_forward_hook(on_norm) for child in dict.fromkeys(candidates)]
-    handles += [layer.router.register_forward_pre_hook(on_router) for layer in layers]
-    try:
-        with torch.no_grad():
-            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [_scale(layer, norms.get(id(layer.router))) for layer in layers]
+def _top_k(name: str, *holders: object) -> int:
+    count = _count(TOP_K_NAMES, *holders)
+    if count is None:
+        raise CaptureError(f"{name}: cannot tell how many experts a token chooses; looked for {TOP_K_NAMES}")
+    return count
 
 
-def _scale(layer: MoELayer, norm: nn.Module | None) -> torch.Tensor:
-    if norm is None:
-        raise CaptureError(f"{layer.name}: the router is not fed by a norm; record with norms=raw")
-    weight = next(norm.parameters()).detach()
-    with torch.no_grad():
-        # Equal inputs stay equal under an RMS norm, so its output shows the scale it applies, eps apart.
-        applied = norm(torch.ones_like(weight)[None])[0]
-    # Some families store the scale less one.
-    for scale in (weight, 1 + weight):
-        if torch.allclose(applied.float(), scale.float(), rtol=1e-2, atol=1e-4) and bool((scale != 0).all()):
-            return scale
-    raise CaptureError(f"{layer.name}: {type(norm).__name__} is no RMS norm with a scale; record with norms=raw")
+def first_argument(module: nn.Module) -> Callable[[tuple[object, ...], dict[str, object]], object]:
+    """Reads the first argument of a call of ``module``, however it is passed."""
+    names = forward_arguments(module)
+    name = names[0] if names else "hidden_states"
+
+    def read(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        return args[0] if args else kwargs[name]
+
+    return read
+
+
+def tensors_named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of ``module`` and what is in it."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()

@@ -1,4 +1,4 @@
-"""What offloading policies ask beyond routing, computed from recorded inputs after the model has run.
+"""What offloading policies ask about the inside of experts, computed from recorded inputs after the model has run.
 
 Nothing here runs inside the model's forward pass: modules are called through ``forward``, past any hook, on copies.
 """
@@ -16,9 +16,8 @@ from torch import nn
 
 from capture.discover import CaptureError, MoELayer
 
-# A linear router recomputed in float32 differs by rounding only: a share of the largest logit, or units in the last
-# place of the model's dtype, whichever is more.
-ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS = 1e-3, 8
+# Thresholds pooled over a site are fitted on at most so many values, taken at equal distances.
+POOLED_VALUES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,47 +34,28 @@ class SiteExtras:
     num_pooled: int
 
 
-def router_linear(layer: MoELayer) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [E, H] and bias [E] of the router. Raise `CaptureError` if it has no such weight."""
-    for module in reversed(list(layer.router.modules())):
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] == layer.num_experts:
-            return weight.detach().float().cpu(), None if bias is None else bias.detach().float().cpu()
-    raise CaptureError(f"{layer.name}: the router has no weight [experts, hidden]; record with lookahead=0")
-
-
-def check_linear(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> None:
-    """Raise `CaptureError` unless the router's weight maps the recorded inputs [T, H] to the recorded logits [T, E]."""
-    error = (_linear(layer, gate_in) - logits).abs().max().item() if len(logits) else 0.0
-    tolerance = max(ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS * torch.finfo(gate_in.dtype).eps)
-    if error > tolerance * max(1.0, logits.abs().max().item()):
+def check_measurable(layer: MoELayer) -> int:
+    """The width I of the site's experts. Raise `CaptureError` if their activations cannot be measured one by one."""
+    if not layer.adapter.standalone:
         raise CaptureError(
-            f"{layer.name}: logits differ from weight x input by {error:.3g}: this router is not linear, so feeding it "
-            "with another site's input has no plain meaning; record with lookahead=0"
+            f"{layer.name}: {type(layer.experts).__name__} cannot be run for chosen rows and experts; record with "
+            "sparsities="
         )
+    parameter = next(layer.experts.parameters())
+    for width in _input_widths(layer):
+        probe = torch.zeros(1, width, dtype=parameter.dtype, device=parameter.device)
+        try:
+            return int(up_activations(layer.experts, 0, probe).shape[-1])
+        except RuntimeError:
+            continue
+    raise CaptureError(f"{layer.name}: cannot tell the width of its experts' input; record with sparsities=")
 
 
-def _linear(layer: MoELayer, inputs: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(inputs.float(), *router_linear(layer))
-
-
-def lookahead_scores(
-    layers: Sequence[MoELayer], gate_in: torch.Tensor, depth: int, scales: Sequence[torch.Tensor] | None
-) -> torch.Tensor:
-    """Scores of the routers 1..``depth`` sites on, fed with this site's gate input; [T, S, depth, E], NaN past the end.
-
-    ``gate_in [T, S, H]``. Without ``scales`` the input is fed as it is (`raw`); with the norms' scale vectors it is
-    ``x / scales[s] * scales[s + j]`` (`renormed`): what the target's norm would make of this site's residual.
-    """
-    num_rows, num_sites = gate_in.shape[:2]
-    scores = torch.full((num_rows, num_sites, depth, layers[0].num_experts), math.nan)
-    for site in range(num_sites):
-        for ahead in range(1, min(depth, num_sites - 1 - site) + 1):
-            inputs = gate_in[:, site].float()
-            if scales is not None:
-                inputs = inputs / scales[site].float().cpu() * scales[site + ahead].float().cpu()
-            scores[:, site, ahead - 1] = _linear(layers[site + ahead], inputs)
-    return scores
+def _input_widths(layer: MoELayer) -> list[int]:
+    """Candidates for H: the model's, and what the fused weights show."""
+    hidden = getattr(getattr(layer.stack, "config", None), "hidden_size", 0)
+    shapes = [parameter.shape for parameter in layer.experts.parameters() if parameter.dim() == 3]
+    return [hidden, *dict.fromkeys(width for shape in shapes for width in shape[1:])]
 
 
 def up_activations(experts: nn.Module, expert: int, inputs: torch.Tensor) -> torch.Tensor:
@@ -97,7 +77,7 @@ def up_activations(experts: nn.Module, expert: int, inputs: torch.Tensor) -> tor
 def expert_norms(experts: nn.Module, inputs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Euclidean norm of each chosen expert's output before weighting, [T, K]; 0 where ``ids`` is -1."""
     norms = torch.zeros(ids.shape)
-    for slot in range(ids.shape[1]):
+    for slot in range(ids.shape[1] if len(ids) else 0):
         chosen = ids[:, slot : slot + 1].long()
         # Weight 1 for one expert at a time makes the module's own sum that expert's output.
         weights = (chosen >= 0).to(inputs.dtype)
@@ -127,25 +107,46 @@ def site_extras(
     """
     device = next(layer.experts.parameters()).device
     inputs, ids = inputs.to(device), ids.to(device)
-    samples, places = [], []
+    thresholds, lacking = _fitted_thresholds(layer, inputs, ids, fit.to(device), sparsities)
+    shares = torch.zeros(*ids.shape, len(sparsities))
+    place = (kept.long().cumsum(0) - 1).to(device)
+    masks = torch.zeros(0)
     for expert in range(layer.num_experts):
         rows, slots = torch.where(ids == expert)
-        samples.append(up_activations(layer.experts, expert, inputs[rows]).abs().float().cpu())
-        places.append((rows.cpu(), slots.cpu()))
-    fitted = [sample[fit[rows]] for sample, (rows, _) in zip(samples, places, strict=True)]
-    pooled = _thresholds(torch.cat(fitted), sparsities)
-    thresholds = torch.stack([_thresholds(sample, sparsities) if len(sample) else pooled for sample in fitted])
-    width = samples[0].shape[-1]
-    active = torch.zeros(*ids.shape, len(sparsities), width, dtype=torch.bool)
-    for expert, (rows, slots) in enumerate(places):
-        active[rows, slots] = samples[expert][:, None, :] >= thresholds[expert][None, :, None]
+        values = up_activations(layer.experts, expert, inputs[rows]).abs().float().cpu()
+        active = values[:, None, :] >= thresholds[expert][None, :, None]
+        shares[rows.cpu(), slots.cpu()] = active.float().mean(-1)
+        if not expert:
+            masks = torch.zeros(int(kept.sum()), ids.shape[1], *active.shape[1:], dtype=torch.bool)
+        mine = kept[rows.cpu()]
+        masks[place[rows].cpu()[mine], slots.cpu()[mine]] = active[mine]
+    wanted = decode.to(device)
     return SiteExtras(
-        norms=expert_norms(layer.experts, inputs[decode.to(device)], ids[decode.to(device)]),
-        shares=active[decode].float().mean(-1),
-        masks=active[kept],
+        norms=expert_norms(layer.experts, inputs[wanted], ids[wanted]),
+        shares=shares[decode],
+        masks=masks,
         thresholds=thresholds,
-        num_pooled=sum(not len(sample) for sample in fitted),
+        num_pooled=lacking,
     )
+
+
+def _fitted_thresholds(
+    layer: MoELayer, inputs: torch.Tensor, ids: torch.Tensor, fit: torch.Tensor, sparsities: Sequence[float]
+) -> tuple[torch.Tensor, int]:
+    """Thresholds [E, P] and how many experts had no sample of their own."""
+
+    def sample(expert: int) -> torch.Tensor:
+        rows = ((ids == expert).any(-1) & fit).nonzero()[:, 0]
+        return up_activations(layer.experts, expert, inputs[rows]).abs().float()
+
+    own = [_thresholds(values, sparsities) if len(values := sample(expert)) else None
+           for expert in range(layer.num_experts)]  # fmt: skip
+    lacking = sum(values is None for values in own)
+    if not lacking:
+        return torch.stack([values for values in own if values is not None]), 0
+    everything = torch.cat([sample(expert).flatten().cpu() for expert in range(layer.num_experts)])
+    pooled = _thresholds(everything[:: len(everything) // POOLED_VALUES + 1], sparsities)
+    return torch.stack([pooled if values is None else values for values in own]), lacking
 
 
 def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
@@ -154,7 +155,7 @@ def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tens
     if not len(ordered):
         raise CaptureError("no row to fit activation thresholds on; give prompts with split=fit, or sparsities=")
     ranks = [max(math.ceil(share * len(ordered) - 1e-9), 1) - 1 for share in sparsities]
-    return ordered[torch.tensor(ranks)]
+    return ordered[torch.tensor(ranks, device=ordered.device)].cpu()
 
 
 def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -1,84 +1,103 @@
 """Records what routers see and choose while a model runs, without changing what it computes.
 
-Three kinds of hooks. Before the *stack* (the model around the layers): a step begins; from ids, mask and cache follow
-the phase and each row's sequence, position, token and validity. After each *router*: gate input and logits. Before each
-*experts* module: the ids and weights that are really executed. After the stack: every site must have reported once.
-The hooks read and copy; results are computed from the copies later, outside the model's run.
+Before the *stack* (the model around the layers): a step begins, and `capture.positions` tells what its rows are. After
+each *router*: gate input and logits. Before each *experts* module: the ids and weights that are really executed. After
+the stack: every site must have reported once. The hooks copy on the model's device and never wait for it; the copies
+go to the CPU together, when enough of them wait or when they are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from capture.discover import CaptureError, MoELayer, forward_arguments
-from sim.trace import CHUNK, DECODE, PREFILL
+from capture.adapters import forward_arguments
+from capture.discover import DECODER, ENCODER, CaptureError, MoELayer, first_argument, logit_linear
+from capture.norms import attention_input
+from capture.positions import CacheGuard, PositionTracker, StepRows
+from capture.rows import Rows, join_rows
+
+ROUTING_AND_INPUTS = ("logits", "gate_in", "expert_in")
+RECORDABLE = (*ROUTING_AND_INPUTS, "attn_in")
+FLUSH_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, eq=False)
-class SiteRows:
-    """What one site saw in one step; T rows. ``expert_in`` is ``gate_in`` itself unless the model feeds them apart."""
+@dataclass(eq=False)
+class _Site:
+    """What has been seen of one site in the open step."""
 
-    gate_in: torch.Tensor
-    expert_in: torch.Tensor
-    logits: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
+    layer: MoELayer
+    gate_in: torch.Tensor | None = None
+    output: Any = None
+    logits: torch.Tensor | None = None
+    attn_in: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One forward call of the stack; T = batch x tokens rows, row-major. ``position`` is -1 in rows not ``valid``.
+@dataclass(eq=False)
+class _Step:
+    """The copies of one step, by name, a tensor [T, ..] for each site of its stack, in order."""
 
-    ``sites`` has an entry for each site, in order, once the step has ended.
-    """
-
-    number: int
-    phase: int
-    sequence: torch.Tensor
-    position: torch.Tensor
-    token: torch.Tensor
-    valid: torch.Tensor
-    sites: list[SiteRows] = field(default_factory=list)
+    rows: StepRows
+    copies: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    apart: bool = False
 
 
 class RouterHooks:
-    """``with RouterHooks(layers) as hooks: model(...)`` fills ``hooks.steps``, in order.
+    """``with RouterHooks(layers) as hooks: model(...)``; then ``hooks.take()`` gives the `Rows` recorded so far.
 
-    Each prefill (a call without cache) starts as many new sequences as it has rows in the batch, numbered from 0 in
-    order of appearance. A row is not valid where the 2-D attention mask is 0 and, in decode, from the time that one of
-    ``eos_token_ids`` was fed to its sequence. Use `disable_compile=True` or an uncompiled model: hooks added after
-    ``torch.compile`` are not called, which leaving the context reports as `CaptureError`.
+    ``keep`` names what to record beside ids and weights, some of `RECORDABLE`. ``eos_token_ids`` end a sequence: rows
+    from the step that is fed one on are not valid. ``flush_bytes`` is what may wait on the device before it is moved.
+    Beams, cropped caches and steps that skip sites are refused as `CaptureError`, as is a model that was compiled
+    before the hooks were added (they are then not called): use `disable_compile=True` or an uncompiled model.
     """
 
-    def __init__(self, layers: Collection[MoELayer], eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        layers: Collection[MoELayer],
+        eos_token_ids: Collection[int] = (),
+        *,
+        keep: Collection[str] = ROUTING_AND_INPUTS,
+        flush_bytes: int = FLUSH_BYTES,
+    ) -> None:
+        unknown = sorted(set(keep) - set(RECORDABLE))
+        if unknown:
+            raise ValueError(f"keep names {unknown}, must be some of {RECORDABLE}")
         self.layers = list(layers)
-        self.steps: list[Step] = []
-        self._stack = self.layers[0].stack
-        self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
+        self._keep = frozenset(keep)
+        self._flush_bytes = flush_bytes
+        self._sides = {side: [layer for layer in self.layers if layer.side == side] for side in (ENCODER, DECODER)}
+        self.tracker = PositionTracker(eos_token_ids, behind_encoder=bool(self._sides[ENCODER]))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._seen: dict[int, dict[str, torch.Tensor]] = {}
-        self._num_steps = 0
-        self._num_sequences = 0
-        self._first_sequence = 0
-        self._padding = torch.zeros(0, dtype=torch.long)
-        self._ended = torch.zeros(0, dtype=torch.bool)
+        self._guard: CacheGuard | None = None
+        self._open: _Step | None = None
+        self._next_site = -1
+        self._waiting: list[_Step] = []
+        self._waiting_bytes = 0
+        self._parts: list[Rows] = []
 
     def __enter__(self) -> RouterHooks:
         add = self._handles.append
-        add(self._stack.register_forward_pre_hook(self._on_step, with_kwargs=True))
-        add(self._stack.register_forward_hook(self._on_step_end))
+        for side, layers in self._sides.items():
+            if layers:
+                add(layers[0].stack.register_forward_pre_hook(self._on_step(side, layers[0]), with_kwargs=True))
+                add(layers[0].stack.register_forward_hook(self._on_step_end(layers[-1].site + 1)))
         for layer in self.layers:
-            add(layer.router.register_forward_hook(self._router_hook(layer), with_kwargs=True))
-            linear = _logit_linear(layer)
-            if linear is not None:
-                add(linear.register_forward_hook(self._linear_hook(layer)))
-            add(layer.experts.register_forward_pre_hook(self._experts_hook(layer), with_kwargs=True))
+            site = _Site(layer)
+            add(layer.router.register_forward_hook(self._router_hook(site), with_kwargs=True))
+            linear = logit_linear(layer.router, layer.num_experts)
+            if linear is not None and "logits" in self._keep:
+                add(linear.register_forward_hook(self._linear_hook(site)))
+            if not layer.adapter.reads_router:
+                add(layer.experts.register_forward_pre_hook(self._experts_hook(site), with_kwargs=True))
+            if "attn_in" in self._keep:
+                mixer, read = attention_input(layer)
+                add(mixer.register_forward_pre_hook(self._mixer_hook(site, read), with_kwargs=True))
         return self
 
     def __exit__(
@@ -87,135 +106,221 @@ class RouterHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if kind is None and not self._num_steps:
+        if self._guard is not None:
+            self._guard.release()
+        if kind is None and not self.tracker.num_steps:
             raise CaptureError(
                 "no step was recorded: the model did not run, or it was compiled before the hooks were added; "
                 "run it uncompiled"
             )
 
-    def take(self) -> list[Step]:
-        """Hand over the steps recorded so far; numbers go on counting."""
-        steps, self.steps = self.steps, []
-        return steps
+    def take(self) -> Rows:
+        """Hand over the rows recorded so far; steps and sequences go on counting."""
+        self._flush()
+        parts, self._parts = self._parts, []
+        if not parts:
+            raise CaptureError("nothing was recorded since the last take; run the model first")
+        return join_rows(parts)
 
-    # The stack: rows become tokens
+    # The stacks: rows become tokens
 
-    def _on_step(self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(forward_arguments(stack), args, strict=False)) | kwargs
-        ids = given.get("input_ids")
-        shape = (given["inputs_embeds"] if ids is None else ids).shape[:2]
-        tokens = torch.full(shape, -1) if ids is None else ids.detach().cpu()
-        cache = given.get("past_key_values")
-        past = 0 if cache is None else int(cache.get_seq_length())
-        phase = PREFILL if past == 0 else DECODE if shape[1] == 1 else CHUNK
-        mask = _mask(given.get("attention_mask"), past, shape)
-        if phase == PREFILL:
-            self._first_sequence, self._num_sequences = self._num_sequences, self._num_sequences + shape[0]
-            self._ended = torch.zeros(shape[0], dtype=torch.bool)
-            # Left padding: positions count from the first real token.
-            self._padding = (mask.long().cumsum(-1) == 0).sum(-1)
-        elif len(self._padding) != shape[0]:
-            raise CaptureError(
-                f"a step of {shape[0]} rows on a cache of {len(self._padding)} sequences: beams and reordered batches "
-                "cannot be recorded; use greedy decoding"
-            )
-        valid = mask
-        if phase == DECODE:
-            self._ended |= torch.isin(tokens[:, -1], self._eos)
-            valid = mask & ~self._ended[:, None]
-        position = past + torch.arange(shape[1]) - self._padding[:, None]
-        sequence = self._first_sequence + torch.arange(shape[0])[:, None].expand(shape)
-        self.steps.append(
-            Step(
-                number=self._num_steps,
-                phase=phase,
-                sequence=sequence.reshape(-1),
-                position=torch.where(valid, position, -1).reshape(-1),
-                token=tokens.reshape(-1),
-                valid=valid.reshape(-1),
-            )
-        )
-        self._num_steps += 1
-        self._seen.clear()
+    def _on_step(self, side: str, layer: MoELayer) -> Callable[..., None]:
+        names, first = forward_arguments(layer.stack), layer.site
 
-    def _on_step_end(self, stack: nn.Module, args: object, output: object) -> None:
-        found, wanted = len(self.steps[-1].sites), len(self.layers)
-        if found != wanted:
-            raise CaptureError(
-                f"step {self.steps[-1].number}: {found} of {wanted} sites were recorded; steps that skip sites, and "
-                "layers that were compiled before the hooks were added, are not supported"
-            )
+        def hook(_stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            ids = given.get("input_ids")
+            shape = (given["inputs_embeds"] if ids is None else ids).shape[:2]
+            device = (given["inputs_embeds"] if ids is None else ids).device
+            tokens = torch.full(shape, -1, device=device) if ids is None else ids.detach().clone()
+            cache = given.get("past_key_values")
+            past = 0 if cache is None else int(cache.get_seq_length())
+            encoder = side == ENCODER
+            rows = self.tracker.step(side, tokens, given.get("attention_mask"), past, encoder=encoder)
+            self._watch(cache)
+            self._open = _Step(rows)
+            self._next_site = first
+
+        return hook
+
+    def _watch(self, cache: Any) -> None:
+        if cache is not None and (self._guard is None or self._guard.cache is not cache):
+            if self._guard is not None:
+                self._guard.release()
+            self._guard = CacheGuard(cache, self.tracker)
+
+    def _on_step_end(self, end: int) -> Callable[..., None]:
+        def hook(_stack: nn.Module, _args: object, _output: object) -> None:
+            step, self._open = self._open, None
+            if step is None or self._next_site != end:
+                raise CaptureError(
+                    f"step {self.tracker.num_steps - 1}: sites {self._next_site} to {end - 1} were not recorded; "
+                    "steps that skip sites, and layers compiled before the hooks were added, are not supported"
+                )
+            self._waiting.append(step)
+            self._waiting_bytes += sum(values.nbytes for copies in step.copies.values() for values in copies)
+            if self._waiting_bytes >= self._flush_bytes:
+                self._flush()
+
+        return hook
 
     # The routers and the experts
 
-    def _router_hook(self, layer: MoELayer) -> Callable[..., None]:
+    def _router_hook(self, site: _Site) -> Callable[..., None]:
+        read, adapter = first_argument(site.layer.router), site.layer.adapter
+
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            seen = self._seen.setdefault(layer.site, {})
-            seen["gate_in"] = args[0] if args else kwargs["hidden_states"]
-            logits = seen.get("logits")
-            seen["logits"] = _output_logits(layer, output) if logits is None else logits
+            site.gate_in = args[0] if args else read(args, kwargs)  # type: ignore[assignment]
+            site.output = output
+            if adapter.reads_router:
+                self._record(site, site.gate_in, *adapter.choice(site.layer.experts, (), output))
 
         return hook
 
-    def _linear_hook(self, layer: MoELayer) -> Callable[..., None]:
+    def _linear_hook(self, site: _Site) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: object, output: torch.Tensor) -> None:
-            self._seen.setdefault(layer.site, {})["logits"] = output
+            site.logits = output
 
         return hook
 
-    def _experts_hook(self, layer: MoELayer) -> Callable[..., None]:
-        names = forward_arguments(layer.experts)[:3]
-
+    def _mixer_hook(self, site: _Site, read: Callable[..., object]) -> Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = dict(zip(names, args, strict=False)) | kwargs
-            hidden, ids, weights = (given[name] for name in names)
-            seen = self._seen.get(layer.site)
-            if seen is None or not self.steps or len(self.steps[-1].sites) != layer.site:
-                raise CaptureError(f"{layer.name}: experts ran out of turn; sites must run once a step, in order")
-            gate_in = _rows(seen["gate_in"])
-            apart = hidden.shape[-1] != gate_in.shape[-1] or hidden.data_ptr() != seen["gate_in"].data_ptr()
-            rows = SiteRows(
-                gate_in=gate_in,
-                expert_in=_rows(hidden) if apart else gate_in,
-                logits=_rows(seen["logits"]),
-                ids=_rows(ids),
-                weights=_rows(weights),
-            )
-            if len(rows.ids) != len(self.steps[-1].valid) or len(rows.logits) != len(rows.ids):
-                raise CaptureError(
-                    f"{layer.name}: {len(rows.ids)} rows, but the step has {len(self.steps[-1].valid)}; layers that "
-                    "see only part of the tokens cannot be recorded"
-                )
-            self.steps[-1].sites.append(rows)
+            values = read(args, kwargs)
+            assert isinstance(values, torch.Tensor)
+            site.attn_in = _rows(values, values.dtype)
 
         return hook
 
+    def _experts_hook(self, site: _Site) -> Callable[..., None]:
+        adapter = site.layer.adapter
 
-def _rows(values: torch.Tensor) -> torch.Tensor:
-    """A copy [T, width] on the CPU: the model may reuse or change the original in place."""
-    return values.detach().reshape(-1, values.shape[-1]).to("cpu", copy=True)
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            arguments = args if len(args) >= 3 else adapter.arguments(args, kwargs)
+            self._record(site, arguments[0], *adapter.choice(module, arguments, site.output))
+
+        return hook
+
+    def _record(self, site: _Site, hidden: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        """Copy what the site saw: the model may reuse or change the originals in place."""
+        layer, step, gate_in = site.layer, self._open, site.gate_in
+        if step is None or gate_in is None or hidden is None or self._next_site != layer.site:
+            raise CaptureError(f"{layer.name}: experts ran out of turn; sites must run once a step, in order")
+        self._next_site += 1
+        count, copies, keep = len(step.rows), step.copies, self._keep
+        if ids.numel() != count * layer.top_k:
+            raise CaptureError(
+                f"{layer.name}: choices {list(ids.shape)}, but the step has {count} rows that choose {layer.top_k}; "
+                "layers that see only part of the tokens cannot be recorded"
+            )
+        _add(copies, "ids", _rows(ids, torch.int16))
+        _add(copies, "weights", _rows(weights, torch.float32))
+        if "logits" in keep:
+            logits = _output_logits(layer, site.output, weights, gate_in) if site.logits is None else site.logits
+            _add(copies, "logits", _rows(logits, torch.float32))
+        if "gate_in" in keep:
+            _add(copies, "gate_in", _rows(gate_in, gate_in.dtype))
+        if "expert_in" in keep:
+            together = hidden.shape[-1] == gate_in.shape[-1] and hidden.data_ptr() == gate_in.data_ptr()
+            together = together or layer.adapter.reads_router
+            step.apart |= not together
+            _add(copies, "expert_in", copies["gate_in"][-1] if together and "gate_in" in keep else _rows(hidden))
+        if site.attn_in is not None:
+            _add(copies, "attn_in", site.attn_in)
+        site.gate_in = site.output = site.logits = site.attn_in = None
+
+    # From the device
+
+    def _flush(self) -> None:
+        """Move what waits to the CPU: one transfer for each kind of values."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        runs: list[list[_Step]] = []
+        for step in waiting:
+            if not runs or runs[-1][0].rows.side != step.rows.side:
+                runs.append([])
+            runs[-1].append(step)
+        self._parts += [self._rows_of(steps) for steps in runs]
+
+    def _rows_of(self, steps: Sequence[_Step]) -> Rows:
+        """One `Rows` of consecutive steps of one stack."""
+
+        def column(name: str) -> Any:
+            return torch.cat([getattr(step.rows, name) for step in steps]).cpu().numpy()
+
+        def by_site(name: str) -> torch.Tensor | None:
+            if name not in steps[0].copies:
+                return None
+            own = torch.cat([torch.stack(step.copies[name], dim=1) for step in steps]).cpu()
+            return self._at_all_sites(name, own, steps[0].rows.side)
+
+        counts = [len(step.rows) for step in steps]
+        ids, weights = by_site("ids"), by_site("weights")
+        assert ids is not None
+        assert weights is not None
+        null = _null_choices(self.layers[0], ids, weights)
+        logits = by_site("logits")
+        return Rows(
+            step=np.repeat([step.rows.number for step in steps], counts).astype(np.int32),
+            phase=np.repeat([step.rows.phase for step in steps], counts).astype(np.uint8),
+            sequence=column("sequence").astype(np.int32),
+            position=column("position").astype(np.int32),
+            token=column("token").astype(np.int32),
+            valid=column("valid").astype(np.bool_),
+            ids=ids.masked_fill(null, -1).numpy(),
+            weights=weights.masked_fill(null, 0).numpy(),
+            logits=None if logits is None else logits.numpy(),
+            gate_in=by_site("gate_in"),
+            expert_in=by_site("expert_in") if any(step.apart for step in steps) else None,
+            attn_in=by_site("attn_in"),
+        )
+
+    def _at_all_sites(self, name: str, own: torch.Tensor, side: str) -> torch.Tensor:
+        """Values of one stack's sites among all sites."""
+        layers = self._sides[side]
+        if len(layers) == len(self.layers):
+            return own
+        absent = {"ids": -1, "weights": 0}.get(name, torch.nan)
+        whole = torch.full((len(own), len(self.layers), *own.shape[2:]), absent, dtype=own.dtype)
+        whole[:, layers[0].site : layers[-1].site + 1] = own
+        return whole
 
 
-def _mask(mask: object, past: int, shape: torch.Size) -> torch.Tensor:
-    """Which of this step's tokens [B, S] are real."""
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool)
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.shape[1] not in (past + shape[1], shape[1]):
-        raise CaptureError("the attention mask is not [batch, tokens]; use the dynamic cache, or no mask")
-    return mask[:, -shape[1] :].bool().cpu()
+def _add(copies: dict[str, list[torch.Tensor]], name: str, values: torch.Tensor) -> None:
+    copies.setdefault(name, []).append(values)
 
 
-def _logit_linear(layer: MoELayer) -> nn.Module | None:
-    """The linear layer inside the router whose output is the logits, where there is one."""
-    inner = [module for module in layer.router.modules() if isinstance(module, nn.Linear)]
-    fitting = [module for module in inner if module is not layer.router and module.out_features == layer.num_experts]
-    return fitting[-1] if fitting else None
+def _rows(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy [T, width] on the same device."""
+    return values.detach().reshape(-1, values.shape[-1]).to(dtype or values.dtype, copy=True)
 
 
-def _output_logits(layer: MoELayer, output: object) -> torch.Tensor:
-    """The logits among what the router returns: the first float tensor with a value for each expert."""
+def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Choices of experts that compute nothing, [N, S, K]."""
+    null = (ids < 0) | (ids >= layer.num_experts)
+    if layer.num_classes > layer.num_experts:
+        # Some models turn the choice of a null expert into expert 0 with weight 0.
+        null |= weights == 0
+    return null
+
+
+def _output_logits(layer: MoELayer, output: object, weights: torch.Tensor, gate_in: torch.Tensor) -> torch.Tensor:
+    """The logits among what the router returns: the first float tensor with a value for each class.
+
+    Where a router returns scores and logits of one shape, as dense experts' do, the logits come last. A router that
+    returns none but has a linear layer of its own is recomputed in float32.
+    """
     members = output if isinstance(output, (tuple, list)) else (output,)
-    for member in members:
-        if isinstance(member, torch.Tensor) and member.is_floating_point() and member.shape[-1] == layer.num_experts:
-            return member
-    raise CaptureError(f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded")
+    fitting = [
+        member for member in members
+        if isinstance(member, torch.Tensor) and member.is_floating_point() and member.shape[-1] == layer.num_classes
+        and member is not weights
+    ]  # fmt: skip
+    linear = logit_linear(layer.router, layer.num_experts)
+    if not fitting and linear is not None and linear.in_features == gate_in.shape[-1]:
+        bias = None if linear.bias is None else linear.bias.float()
+        return nn.functional.linear(gate_in.detach().float(), linear.weight.detach().float(), bias)
+    if not fitting:
+        raise CaptureError(
+            f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded; record "
+            "with logits_step=none"
+        )
+    return fitting[-1] if layer.adapter.reads_router else fitting[0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from capture.discover import CaptureError
 from sim.trace_header import SPLITS
 
+BUNDLED = Path(__file__).parent / "assets" / "prompts"
 KEYS = ("domain", "document", "split", "text", "licence")
 # A text in loops repeats most of its 4-grams; running text hardly any.
 REPETITION_NGRAM, REPETITION_SHARE = 4, 0.5
@@ -37,6 +38,17 @@ class Passage:
     prompt: Prompt
     prefill: tuple[int, ...]
     following: tuple[int, ...]
+
+
+def prompts_file(named: Path) -> Path:
+    """The file ``named``, or the bundled set of that name. Raise `CaptureError` if there is neither."""
+    bundled = BUNDLED / f"{named}.jsonl"
+    if named.is_file():
+        return named
+    if len(named.parts) == 1 and bundled.is_file():
+        return bundled
+    sets = sorted(path.stem for path in BUNDLED.glob("*.jsonl"))
+    raise CaptureError(f"{named}: cannot be read (no such file); name a file of JSON lines, or one of the sets {sets}")
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -103,6 +115,11 @@ def _passage(prompt: Prompt, tokens: Sequence[int], length: int, following: int)
             "lower prompt_tokens or decode_tokens, or give longer texts"
         )
     return Passage(prompt, tuple(tokens[:length]), tuple(tokens[length : length + following]))
+
+
+def wrapped(passages: Sequence[Passage], wrap: Callable[[Sequence[int]], Sequence[int]]) -> list[Passage]:
+    """Passages whose prompts went through ``wrap``, such as a chat template; nothing follows them."""
+    return [replace(passage, prefill=tuple(wrap(passage.prefill)), following=()) for passage in passages]
 
 
 def has_repetition(tokens: Sequence[int]) -> bool:

@@ -1,322 +1,198 @@
-"""Runs passages through a model under hooks and turns what was recorded into a trace and its extra files."""
+"""Records passages unit by unit and site by site, and puts a trace together from the shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
-import safetensors.numpy
+import safetensors.torch
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
-from capture.discover import MoELayer, gate_norms
-from capture.extras import SiteExtras, check_linear, lookahead_scores, pack_masks, router_linear, site_extras
-from capture.hooks import RouterHooks, Step
+from capture.describe import describe
+from capture.discover import MoELayer
+from capture.hidden import HiddenFiles
+from capture.plan import Plan
 from capture.prompts import Passage, has_repetition
-from capture.rules import fit_rule
+from capture.rows import TOKEN_COLUMNS, Array
+from capture.rules import token_table
 from capture.settings import Settings
-from sim.routing import RoutingRule
-from sim.trace import DECODE, Header, Lookahead, Site, Trace, TraceSequence
+from capture.shards import Shards
+from capture.sites import SiteFacts, Tokens, facts_of, load_tokens, measure_site, site_name, told_of
+from capture.units import Unit, hidden_sequences, record_unit, units_of
+from sim.trace import Header, Lookahead, Site, Trace, TraceSequence
 from sim.trace_header import Scalar
+from sim.trace_parts import header_of_part, write_trace_parts
 
 ROUTERS_FILE = "routers.safetensors"
 THRESHOLDS_FILE = "thresholds.safetensors"
+# A trace is written once and read often: slow to write, and as small as parquet gets.
+COMPRESSION: Final = "brotli"
+COMPRESSION_LEVEL = 11
 
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """All recorded token-rows: columns [N] as in `sim.trace.Trace`, inputs [N, S, H] in the model's dtype."""
-
-    step: Array
-    phase: Array
-    sequence: Array
-    position: Array
-    token: Array
-    valid: Array
-    gate_in: torch.Tensor
-    expert_in: torch.Tensor
-    logits: Array
-    ids: Array
-    weights: Array
+Advance = Callable[[str, int], None]
 
 
-def run_passages(model: nn.Module, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int) -> Rows:
-    """Run each passage alone (batch 1): its prompt in one step, then ``decode_tokens`` steps of one token with a cache.
+class Recording:
+    """A capture under way: ``run`` records what is missing, ``write`` puts the trace in its place.
 
-    The tokens fed in decode are the passage's own; where it has none left, the model's most likely ones. Sequences are
-    numbered from 0 in order.
+    ``advance(task, units done)`` is called for the tasks `sequences` and `sites`; what was there from an earlier run
+    counts at once.
     """
-    device = next(model.parameters()).device
-    parts = []
-    with RouterHooks(layers) as hooks, torch.no_grad():
-        for passage in passages:
-            output = model(input_ids=torch.tensor([passage.prefill], device=device), use_cache=True)
-            for index in range(decode_tokens):
-                given = passage.following[index] if index < len(passage.following) else None
-                token = output.logits[:, -1].argmax(-1, keepdim=True) if given is None else torch.tensor([[given]])
-                output = model(input_ids=token.to(device), past_key_values=output.past_key_values, use_cache=True)
-            parts.append(stack_steps(hooks.take()))
-    return join_rows(parts)
 
+    def __init__(
+        self, model: Any, layers: Sequence[MoELayer], passages: Sequence[Passage], plan: Plan, settings: Settings,
+        shards: Shards,
+    ) -> None:  # fmt: skip
+        self.model, self.layers, self.passages = model, list(layers), list(passages)
+        self.plan, self.settings, self.shards = plan, settings, shards
+        self.units = units_of(passages, settings.batch)
+        wanted = settings.hidden_sequences if plan.depth or plan.sparsities else 0
+        self.hidden = hidden_sequences(passages, wanted)
 
-def stack_steps(steps: Sequence[Step]) -> Rows:
-    """One `Rows` of consecutive steps."""
+    def run(self, advance: Advance) -> None:
+        """Record every unit and measure every site that has no shard yet."""
+        for unit in self.units:
+            if not self.shards.has(unit.name):
+                record_unit(self.model, self.layers, unit, self.plan, self.settings, self.hidden, self.shards)
+            advance("sequences", len(unit.passages))
+        tokens = self.tokens()
+        fit = [number for number, passage in enumerate(self.passages) if passage.prompt.split == "fit"]
+        for layer in self.layers:
+            if not self.shards.has(site_name(layer.site)):
+                measure_site(layer, tokens, self.plan, self.settings, fit, self.shards)
+            advance("sites", 1)
 
-    def column(name: str, dtype: type) -> Array:
-        return torch.cat([getattr(step, name) for step in steps]).numpy().astype(dtype)
+    def tokens(self) -> Tokens:
+        return load_tokens(self.shards, [unit.name for unit in self.units])
 
-    def by_site(name: str) -> torch.Tensor:
-        return torch.cat([torch.stack([getattr(site, name) for site in step.sites], dim=1) for step in steps])
+    def write(self, header: Header) -> Header:
+        """The trace in the output directory, from the shards; these are removed.
 
-    counts = [len(step.valid) for step in steps]
-    together = all(site.expert_in is site.gate_in for step in steps for site in step.sites)
-    gate_in = by_site("gate_in")
-    return Rows(
-        step=np.repeat([step.number for step in steps], counts).astype(np.int32),
-        phase=np.repeat([step.phase for step in steps], counts).astype(np.uint8),
-        sequence=column("sequence", np.int32),
-        position=column("position", np.int32),
-        token=column("token", np.int32),
-        valid=column("valid", np.bool_),
-        gate_in=gate_in,
-        expert_in=gate_in if together else by_site("expert_in"),
-        logits=by_site("logits").float().numpy(),
-        ids=by_site("ids").numpy().astype(np.int16),
-        weights=by_site("weights").float().numpy(),
-    )
+        ``header`` brings the facts known before the run (name, model, versions, provenance, licence).
+        """
+        tokens = self.tokens()
+        facts = facts_of(self.shards, len(self.layers))
+        hidden = HiddenFiles(self.shards, tokens, self.settings, len(self.layers), bool(self.plan.sparsities))
+        header = self._completed(header, tokens, facts, hidden)
+        files: dict[str, bytes | Callable[[Path], None]] = dict(hidden.files())
+        tensors = self.plan.routers | self._token_tables(facts)
+        if tensors:
+            files[ROUTERS_FILE] = safetensors.torch.save({key: values.contiguous() for key, values in tensors.items()})
+        if self.plan.sparsities:
+            thresholds = [self.shards.tensor(site_name(layer.site), "thresholds") for layer in self.layers]
+            files[THRESHOLDS_FILE] = safetensors.torch.save({"thresholds": torch.stack(thresholds)})
+        files["README.md"] = describe(header, tokens.begins[-1], files).encode()
+        parts = self._parts(header, tokens)
+        header = write_trace_parts(
+            self.settings.output_dir, header, parts, tokens.begins[-1], files,
+            compression=COMPRESSION, compression_level=COMPRESSION_LEVEL,
+        )  # fmt: skip
+        self.shards.remove()
+        return header
 
+    def _completed(self, header: Header, tokens: Tokens, facts: Sequence[SiteFacts], hidden: HiddenFiles) -> Header:
+        plan, settings = self.plan, self.settings
+        steps = {"logits": settings.logits_step} if settings.logits and settings.logits_step else {}
+        columns = ["logits"] if settings.logits else []
+        columns += ["lookahead"] if plan.depth else []
+        provenance: dict[str, Scalar] = dict(header.provenance)
+        if settings.weights_step:
+            steps["weights"] = settings.weights_step
+            provenance["rounding_reorders_weights"] = sum(item.reordered for item in facts)
+        if plan.sparsities:
+            columns += ["expert_norms", "active_shares"]
+            steps["expert_norms"] = _power_of_two_step(max(item.largest_norm for item in facts))
+            steps["active_shares"] = 1 / plan.expert_intermediate
+            provenance["thresholds_pooled_over_site"] = sum(item.num_pooled for item in facts)
+        provenance |= told_of(facts)
+        null = self.layers[0].num_classes - self.layers[0].num_experts
+        if null:
+            provenance["null_experts"] = null
+        if tokens.kept.any():
+            provenance |= hidden.error()
+        provenance |= {f"not_recorded_{key}": reason for key, reason in plan.left_out.items()}
+        ahead = Lookahead(plan.position, plan.norms, plan.depth, settings.lookahead_step) if plan.depth else None
+        sites = [self._site(layer, item) for layer, item in zip(self.layers, facts, strict=True)]
+        return replace(
+            header, sites=tuple(sites), sequences=self._sequences(tokens), lookahead=ahead, steps=steps,
+            sparsities=plan.sparsities, provenance=provenance, columns=tuple(columns),
+        )  # fmt: skip
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
-    """`Rows` one after the other."""
-
-    def numpy_column(name: str) -> Array:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    names = ("step", "phase", "sequence", "position", "token", "valid", "logits", "ids", "weights")
-    gate_in = torch.cat([part.gate_in for part in parts])
-    together = all(part.expert_in is part.gate_in for part in parts)
-    expert_in = gate_in if together else torch.cat([part.expert_in for part in parts])
-    return Rows(gate_in=gate_in, expert_in=expert_in, **{name: numpy_column(name) for name in names})
-
-
-def build_trace(
-    model: nn.Module,
-    layers: Sequence[MoELayer],
-    rows: Rows,
-    passages: Sequence[Passage],
-    settings: Settings,
-    header: Header,
-    advance: Callable[[], None] = lambda: None,
-) -> tuple[Trace, dict[str, bytes]]:
-    """The trace of ``rows`` and its extra files, by relative path.
-
-    ``header`` brings the facts known before the run (name, model, versions, provenance, licence); sites, sequences,
-    lookahead, steps and rounding effects are filled in here. ``advance`` is called once a site, for a progress bar.
-    """
-    sites = [_site(layer, rows) for layer in layers]
-    sequences = _sequences(rows, passages)
-    files: dict[str, bytes] = {}
-    lookahead = _lookahead(model, layers, rows, settings, files)
-    decode, kept = rows.phase == DECODE, _kept(rows, sequences, settings)
-    extras = _extras(layers, rows, decode, kept, sequences, settings, advance)
-    provenance: dict[str, Scalar] = dict(header.provenance)
-    norms = shares = None
-    steps = {"logits": settings.logits_step}
-    if settings.weights_step:
-        steps["weights"] = settings.weights_step
-        provenance["rounding_reorders_weights"] = _reordered(rows.ids, rows.weights, settings.weights_step)
-    if extras:
-        norms = _spread(decode, torch.stack([site.norms for site in extras], dim=1))
-        shares = _spread(decode, torch.stack([site.shares for site in extras], dim=1))
-        steps["expert_norms"] = _power_of_two_step(float(np.nanmax(norms)))
-        steps["active_shares"] = 1 / extras[0].masks.shape[-1]
-        thresholds = torch.stack([site.thresholds for site in extras])
-        files[THRESHOLDS_FILE] = safetensors.numpy.save({"thresholds": thresholds.numpy()})
-        provenance["thresholds_pooled_over_site"] = sum(site.num_pooled for site in extras)
-    provenance |= _rounding(sites, rows, lookahead, settings)
-    if kept.any():
-        provenance["hidden_relative_rms_error"] = _hidden_files(rows, kept, extras, files)
-    header = replace(
-        header,
-        sites=tuple(sites),
-        sequences=sequences,
-        lookahead=_lookahead_header(settings),
-        steps=steps,
-        sparsities=settings.sparsities,
-        provenance=provenance,
-    )
-    names = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights", "logits")
-    columns = {name: getattr(rows, name) for name in names}
-    return Trace(header, **columns, lookahead=lookahead, expert_norms=norms, active_shares=shares), files
-
-
-def _site(layer: MoELayer, rows: Rows) -> Site:
-    own = slice(None), layer.site
-    rule, match, error = fit_rule(layer, rows.logits[own], rows.ids[own], rows.weights[own])
-    return Site(layer.site, layer.name, layer.layer, layer.kind, rule, match, error)
-
-
-def _sequences(rows: Rows, passages: Sequence[Passage]) -> tuple[TraceSequence, ...]:
-    sequences = []
-    for number, passage in enumerate(passages):
-        decoded = rows.valid & (rows.sequence == number) & (rows.phase == DECODE)
-        sequences.append(
-            TraceSequence(
-                sequence=number,
-                split=passage.prompt.split,
-                domain=passage.prompt.domain,
-                prompt_tokens=int((rows.valid & (rows.sequence == number)).sum() - decoded.sum()),
-                decode_tokens=int(decoded.sum()),
-                flags={"has_repetition": has_repetition(rows.token[decoded].tolist())},
-            )
+    def _site(self, layer: MoELayer, facts: SiteFacts) -> Site:
+        fit = facts.fit
+        return Site(
+            layer.site, layer.name, layer.layer, layer.kind, fit.rule, fit.match, fit.weight_error, stack=layer.side
         )
-    return tuple(sequences)
+
+    def _sequences(self, tokens: Tokens) -> tuple[TraceSequence, ...]:
+        decode, found = tokens.decode, []
+        for number, passage in enumerate(self.passages):
+            own = tokens.valid & (tokens.sequence == number)
+            decoded = own & decode
+            found.append(
+                TraceSequence(
+                    sequence=number,
+                    split=passage.prompt.split,
+                    domain=passage.prompt.domain,
+                    prompt_tokens=int(own.sum() - decoded.sum()),
+                    decode_tokens=int(decoded.sum()),
+                    flags={"has_repetition": has_repetition(tokens.token[decoded].tolist())},
+                )
+            )
+        return tuple(found)
+
+    def _token_tables(self, facts: Sequence[SiteFacts]) -> dict[str, torch.Tensor]:
+        """The tables [vocabulary, K] of sites where the token's id chooses."""
+        tables = {}
+        for layer, item in zip(self.layers, facts, strict=True):
+            table = token_table(layer) if item.by_token else None
+            if table is not None:
+                tables[f"token_experts_{layer.site}"] = torch.from_numpy(table.astype(np.int16))
+        return tables
+
+    def _parts(self, header: Header, tokens: Tokens) -> Iterator[Trace]:
+        """One part a unit, its steps counted on from the unit before."""
+        step, decoded = 0, 0
+        for index, unit in enumerate(self.units):
+            begin, end = tokens.begins[index : index + 2]
+            count = int(tokens.decode[begin:end].sum())
+            yield self._part(header, unit, tokens.decode[begin:end], step, decoded, decoded + count)
+            step += self.shards.facts(unit.name)["steps"]
+            decoded += count
+
+    def _part(self, header: Header, unit: Unit, decode: Array, first_step: int, begin: int, end: int) -> Trace:
+        def column(name: str) -> Array:
+            return self.shards.tensor(unit.name, name).numpy()
+
+        def measured(name: str) -> Array | None:
+            if not self.plan.sparsities:
+                return None
+            sites = [self.shards.rows(site_name(layer.site), name, begin, end) for layer in self.layers]
+            return _spread(decode, torch.stack(sites, dim=1).numpy())
+
+        columns = {name: column(name) for name in (*TOKEN_COLUMNS, "ids", "weights")}
+        columns["step"] = (columns["step"] + first_step).astype(np.int32)
+        sequences = range(unit.first, unit.first + len(unit.passages))
+        return Trace(
+            header_of_part(header, sequences),
+            **columns,
+            logits=column("logits") if self.settings.logits else None,
+            lookahead={norm: _spread(decode, column(f"lookahead_{norm}")) for norm in self.plan.norms},
+            expert_norms=measured("norms"),
+            active_shares=measured("shares"),
+        )
 
 
-def _kept(rows: Rows, sequences: Sequence[TraceSequence], settings: Settings) -> Array:
-    """Decode rows of the first ``hidden_sequences`` of each split."""
-    numbers: list[int] = []
-    for split in ("fit", "eval"):
-        numbers += [item.sequence for item in sequences if item.split == split][: settings.hidden_sequences]
-    return np.asarray(np.isin(rows.sequence, numbers) & (rows.phase == DECODE))
-
-
-# Lookahead
-
-
-def _lookahead_header(settings: Settings) -> Lookahead | None:
-    if not settings.lookahead:
-        return None
-    return Lookahead("gate_in", settings.norms, settings.lookahead, settings.lookahead_step)
-
-
-def _lookahead(
-    model: nn.Module, layers: Sequence[MoELayer], rows: Rows, settings: Settings, files: dict[str, bytes]
-) -> dict[str, Array]:
-    """Lookahead columns [N, S, J, E], NaN outside decode; adds the router and norm weights to ``files``."""
-    if not settings.lookahead:
-        return {}
-    for layer in layers:
-        check_linear(layer, rows.gate_in[:, layer.site], torch.from_numpy(rows.logits[:, layer.site]))
-    linears = [router_linear(layer) for layer in layers]
-    tensors = {"router_weight": torch.stack([weight for weight, _ in linears])}
-    biases = [bias for _, bias in linears if bias is not None]
-    if biases:
-        tensors["router_bias"] = torch.stack(biases)
-    decode = rows.phase == DECODE
-    columns = {}
-    for norm in settings.norms:
-        scales = gate_norms(model, list(layers)) if norm == "renormed" else None
-        if scales is not None:
-            tensors["norm_scale"] = torch.stack(scales).float().cpu()
-        columns[norm] = _spread(decode, lookahead_scores(layers, rows.gate_in[decode], settings.lookahead, scales))
-    files[ROUTERS_FILE] = safetensors.numpy.save({name: values.numpy() for name, values in tensors.items()})
-    return columns
-
-
-def _spread(chosen: Array, values: torch.Tensor) -> Array:
+def _spread(chosen: Array, values: Array) -> Array:
     """Values of the ``chosen`` rows among all rows, NaN elsewhere."""
     spread = np.full((len(chosen), *values.shape[1:]), np.nan, np.float32)
-    spread[chosen] = values.numpy()
+    spread[chosen] = values
     return spread
-
-
-def _rounding(sites: Sequence[Site], rows: Rows, lookahead: dict[str, Array], settings: Settings) -> dict[str, Scalar]:
-    """Shares of selections that change when the stored scores are rounded to their steps."""
-    top_k = rows.ids.shape[-1]
-    rules = [site.rule or RoutingRule() for site in sites]
-    shares: dict[str, Scalar] = {}
-    changed = [_changed(rule, rows.logits[:, site], settings.logits_step, top_k) for site, rule in enumerate(rules)]
-    shares["rounding_changes_logits"] = float(np.concatenate(changed).mean())
-    for norm, scores in lookahead.items():
-        changed = [
-            _changed(rules[site + ahead], scores[rows.phase == DECODE, site, ahead - 1], settings.lookahead_step, top_k)
-            for site in range(len(rules))
-            for ahead in range(1, min(settings.lookahead, len(rules) - 1 - site) + 1)
-        ]
-        shares[f"rounding_changes_lookahead_{norm}"] = float(np.concatenate(changed).mean()) if changed else 0.0
-    return shares
-
-
-def _changed(rule: RoutingRule, scores: Array, step: float, top_k: int) -> Array:
-    exact, _ = rule.route(scores, top_k)
-    rounded, _ = rule.route(np.rint(scores / step) * step, top_k)
-    return np.asarray((np.sort(exact, -1) != np.sort(rounded, -1)).any(-1))
-
-
-def _reordered(ids: Array, weights: Array, step: float) -> int:
-    """Rows x sites whose need order (descending weight, then id) changes when weights are rounded to ``step``."""
-
-    def order(values: Array) -> Array:
-        return np.take_along_axis(ids, np.lexsort((ids, -values, ids < 0), axis=-1), -1)
-
-    rounded = (np.rint(weights / np.float64(step)) * np.float64(step)).astype(np.float32)
-    return int((order(weights) != order(rounded)).any(-1).sum())
-
-
-# Inside the experts
-
-
-def _extras(
-    layers: Sequence[MoELayer],
-    rows: Rows,
-    decode: Array,
-    kept: Array,
-    sequences: Sequence[TraceSequence],
-    settings: Settings,
-    advance: Callable[[], None],
-) -> list[SiteExtras]:
-    if not settings.sparsities:
-        return []
-    fit_numbers = [item.sequence for item in sequences if item.split == "fit"]
-    fit = torch.from_numpy(np.isin(rows.sequence, fit_numbers) & rows.valid)
-    extras = []
-    for layer in layers:
-        extras.append(
-            site_extras(
-                layer,
-                rows.expert_in[:, layer.site],
-                torch.from_numpy(rows.ids[:, layer.site]),
-                fit=fit,
-                decode=torch.from_numpy(decode),
-                kept=torch.from_numpy(kept),
-                sparsities=settings.sparsities,
-            )
-        )
-        advance()
-    return extras
 
 
 def _power_of_two_step(largest: float) -> float:
     """The smallest power of two in whose multiples ``largest`` fits 16 bits."""
     return float(2.0 ** np.ceil(np.log2(max(largest, 1e-6) / np.iinfo(np.int16).max)))
-
-
-def hidden_file(sequence: int) -> str:
-    """Where in the trace a kept sequence's gate inputs and channel masks lie."""
-    return f"hidden/sequence_{sequence:03d}.safetensors"
-
-
-def _hidden_files(rows: Rows, kept: Array, extras: Sequence[SiteExtras], files: dict[str, bytes]) -> float:
-    """Add a file of gate inputs and channel masks for each kept sequence; return the inputs' relative RMS error.
-
-    ``gate_in`` int8 [T, S, H] times ``scale`` float32 [T, S]; ``position`` int32 [T]; ``mask_planes`` as in
-    `capture.extras.pack_masks`, [T, S, K, B, ceil(I / 8)].
-    """
-    inputs = rows.gate_in[torch.from_numpy(kept)].float().numpy()
-    scale = np.maximum(np.abs(inputs).max(-1), 1e-12).astype(np.float32) / 127
-    stored = np.rint(inputs / scale[..., None]).astype(np.int8)
-    tensors: dict[str, Array] = {"gate_in": stored, "scale": scale, "position": rows.position[kept]}
-    if extras:
-        tensors["mask_planes"] = pack_masks(torch.stack([site.masks for site in extras], dim=1).numpy())
-    sequence = rows.sequence[kept]
-    for number in np.unique(sequence).tolist():
-        own = {name: np.ascontiguousarray(values[sequence == number]) for name, values in tensors.items()}
-        files[hidden_file(number)] = safetensors.numpy.save(own)
-    error = inputs - stored * scale[..., None]
-    return float(np.sqrt((error**2).mean() / (inputs**2).mean()))

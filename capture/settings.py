@@ -7,10 +7,15 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sim.trace_header import NORMS
+from sim.trace_header import NORMS, POSITIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 CONTINUATIONS = ("document", "greedy")
+IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
+HIDDEN_DTYPES = ("int8", "float16")
+CHATS = ("auto", "no")
+AUTO = "auto"
+DEFAULT_LOOKAHEAD, DEFAULT_SPARSITIES = 3, (0.5, 0.8, 0.9)
 
 
 class SettingError(ValueError):
@@ -21,13 +26,22 @@ class SettingError(ValueError):
 class Settings:
     """What to capture and how.
 
-    ``sequences`` are taken from the prompts in file order, half of each split. ``prompt_tokens`` is a range
-    (both ends included) from which each sequence's prompt length is drawn with ``seed``. After the prompt,
+    ``model`` is a directory or a hub id; remote code runs only with ``trust_remote_code``. ``prompts`` is a file or the
+    name of a bundled set. ``sequences`` are taken from it in file order, half of each split. ``prompt_tokens`` is a
+    range (both ends included) from which each sequence's prompt length is drawn with ``seed``. After the prompt,
     ``decode_tokens`` follow one by one with a KV cache: the document's own text (``continuation=document``) or the
-    model's (``greedy``). ``lookahead`` is the depth in sites, 0 for none. ``hidden_sequences`` of each split also keep
-    gate inputs and channel masks. ``*_step`` are the fixed-point steps to which stored values are rounded;
-    ``weights_step`` 0 stores exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a tiny model is
-    fastest with 1.
+    model's (``greedy``), which ends at its end-of-text token; with ``chat=auto`` a prompt for the latter is put into
+    the tokenizer's chat template, if it has one. ``batch`` sequences run together; ``prefill_chunk`` cuts prompts into
+    steps of so many tokens, 0 for one step.
+
+    None means: whatever this model allows, and the trace says what was left out and why; a stated value that the model
+    does not allow is refused. ``lookahead`` is the depth in sites (0 for none) of scores fed with what is seen at
+    ``lookahead_position``, by ``norms``. ``sparsities`` are those of the activation shares (none for no measurement
+    inside experts). ``hidden_sequences`` of each split also keep gate inputs and channel masks, of ``hidden_share`` of
+    their decode rows, gate inputs as ``hidden_dtype``.
+
+    ``*_step`` are the fixed-point steps to which stored values are rounded; ``weights_step`` and ``logits_step`` 0
+    store exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a tiny model is fastest with 1.
     """
 
     model: str
@@ -38,17 +52,26 @@ class Settings:
     prompt_tokens: tuple[int, int] = (32, 64)
     decode_tokens: int = 64
     continuation: str = "document"
-    lookahead: int = 3
-    norms: tuple[str, ...] = NORMS
-    sparsities: tuple[float, ...] = (0.5, 0.8, 0.9)
+    chat: str = "auto"
+    batch: int = 1
+    prefill_chunk: int = 0
+    logits: bool = True
+    lookahead: int | None = None
+    lookahead_position: str = "gate_in"
+    norms: tuple[str, ...] | None = None
+    sparsities: tuple[float, ...] | None = None
     hidden_sequences: int = 4
+    hidden_share: float = 1.0
+    hidden_dtype: str = "int8"
     logits_step: float = 1 / 32
     lookahead_step: float = 1 / 32
     weights_step: float = 0.0
+    experts_implementation: str = "eager"
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 0
     seed: int = 0
+    trust_remote_code: bool = False
 
 
 def parse_settings(arguments: Sequence[str]) -> Settings:
@@ -68,9 +91,17 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
     if missing:
         raise SettingError(f"missing {' and '.join(f'{name}=...' for name in missing)}; they have no default")
     settings = Settings(**given)
-    if settings.hidden_sequences and settings.lookahead == 0 and not settings.sparsities:
-        raise SettingError("hidden_sequences needs lookahead or sparsities; set hidden_sequences=0 for routing only")
+    _check_together(settings)
     return settings
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.hidden_sequences and settings.lookahead == 0 and settings.sparsities == ():
+        raise SettingError("hidden_sequences needs lookahead or sparsities; set hidden_sequences=0 for routing only")
+    if settings.batch > 1 and settings.prefill_chunk:
+        raise SettingError("prefill_chunk would cut the padding of a batch; set batch=1, or prefill_chunk=0")
+    if settings.lookahead and not settings.logits:
+        raise SettingError("lookahead is checked against logits; set logits=yes, or lookahead=0")
 
 
 def _text(key: str, text: str) -> str:
@@ -105,6 +136,27 @@ def _step(key: str, text: str) -> float:
     if not 0 < value <= 1:
         raise SettingError(f"{key} is {text!r}, must be a number in 0..1 such as 1/64")
     return value
+
+
+def _share(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise SettingError(f"{key} is {text!r}, must be a share above 0, up to 1")
+    return value
+
+
+def _yes_or_no(key: str, text: str) -> bool:
+    return _one(("yes", "no"))(key, text) == "yes"
+
+
+def _or_auto(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    def either(key: str, text: str) -> Any:
+        return None if text == AUTO else parse(key, text)
+
+    return either
 
 
 def _step_or_exact(key: str, text: str) -> float:
@@ -158,15 +210,24 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "prompt_tokens": _range,
     "decode_tokens": _integer(1),
     "continuation": _one(CONTINUATIONS),
-    "lookahead": _integer(0),
-    "norms": _some(NORMS),
-    "sparsities": _shares,
+    "chat": _one(CHATS),
+    "batch": _integer(1),
+    "prefill_chunk": _integer(0),
+    "logits": _yes_or_no,
+    "lookahead": _or_auto(_integer(0)),
+    "lookahead_position": _one(POSITIONS),
+    "norms": _or_auto(_some(NORMS)),
+    "sparsities": _or_auto(_shares),
     "hidden_sequences": _integer(0),
-    "logits_step": _step,
+    "hidden_share": _share,
+    "hidden_dtype": _one(HIDDEN_DTYPES),
+    "logits_step": _step_or_exact,
     "lookahead_step": _step,
     "weights_step": _step_or_exact,
+    "experts_implementation": _one(IMPLEMENTATIONS),
     "dtype": _one(DTYPES),
     "device": _text,
     "threads": _integer(0),
     "seed": _integer(0),
+    "trust_remote_code": _yes_or_no,
 }

@@ -209,7 +209,7 @@ def hidden_files(synthetic: Synthetic) -> dict[str, bytes]:
         return {}
     import safetensors.numpy
 
-    from capture.record import hidden_file
+    from capture.hidden import hidden_file
 
     trace = synthetic.trace
     files = {ROUTERS_FILE: safetensors.numpy.save({"router_weight": synthetic.routers.weight})}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from capture.__main__ import load_model
 from capture.discover import discover
 from capture.extras import unpack_masks
+from capture.load import load_model
 from capture.prompts import Passage, Prompt
-from capture.record import run_passages
+from capture.run import run_passages
 from capture.settings import Settings
 from sim.trace import DECODE, Trace, read_trace
 

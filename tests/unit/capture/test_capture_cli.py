@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from checkpoints import save_checkpoint, write_prompts
 from tiny_models import build
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
 
 from capture.__main__ import main
 from capture.describe import describe
@@ -26,26 +23,9 @@ from sim.trace import DECODE, PREFILL, Trace, read_trace
 REQUIRED = ["model=m", "prompts=p", "output_dir=o"]
 
 
-def write_prompts(path: Path, count: int = 4, words: int = 30, **changes: str) -> Path:
-    generator = np.random.default_rng(0)
-    lines = []
-    for index in range(count):
-        text = " ".join(f"w{number}" for number in generator.integers(3, 96, words))
-        split = "eval" if index % 2 else "fit"
-        line = {"domain": "noise", "document": f"d{index}", "split": split, "text": text, "licence": "CC0-1.0"}
-        lines.append(json.dumps({**line, **changes}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoint")
-    build("mixtral").save_pretrained(directory)
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(96)}, unk_token="w3"))
-    words.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
-    return directory
+    return save_checkpoint(build("mixtral"), tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +127,7 @@ def test_weights_are_exact_unless_a_step_is_asked_for(
     trace: Trace, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "weights" not in trace.header.steps
-    assert "need order" not in describe(trace, ())
+    assert "need order" not in describe(trace.header, len(trace.step), ())
     rest = ["hidden_sequences=0", "sparsities=", "lookahead=0", "weights_step=1/8", f"output_dir={tmp_path / 'round'}"]
     kept = [argument for argument in arguments if not argument.startswith(("hidden", "spars"))]
     assert main([*kept, *rest]) == 0
@@ -192,6 +172,12 @@ def test_routing_alone_can_be_recorded(arguments: list[str], tmp_path: Path) -> 
         (["weights_step=-1/4"], "weights_step is '-1/4'"),
         (["lookahead_step=0"], "lookahead_step is '0'"),
         (["device="], "device is empty"),
+        (["trust_remote_code=1"], "trust_remote_code is '1', must be one of yes, no"),
+        (["hidden_share=0"], "hidden_share is '0', must be a share above 0"),
+        (["lookahead_position=mlp_in"], "lookahead_position is 'mlp_in', must be one of gate_in"),
+        (["batch=2", "prefill_chunk=4"], "prefill_chunk would cut the padding of a batch"),
+        (["logits=no", "lookahead=2"], "lookahead is checked against logits"),
+        (["lookahead=0", "sparsities="], "hidden_sequences needs lookahead or sparsities"),
     ],
 )
 def test_wrong_arguments_are_refused_by_key(extra: list[str], message: str) -> None:

@@ -11,12 +11,15 @@ import torch
 from tiny_models import FAMILIES, build
 from torch.nn import functional
 
-from capture.discover import CaptureError, discover, gate_norms
-from capture.extras import SiteExtras, check_linear, lookahead_scores, pack_masks, site_extras, unpack_masks
+from capture.discover import CaptureError, MoELayer, discover
+from capture.extras import SiteExtras, pack_masks, site_extras, unpack_masks
 from capture.hooks import RouterHooks
+from capture.lookahead import lookahead_scores, router_scorer
+from capture.norms import gate_norms
 from capture.prompts import Passage, Prompt
-from capture.record import Rows, run_passages, stack_steps
+from capture.rows import Rows
 from capture.rules import fit_rule
+from capture.run import run_passages
 from sim.trace import CHUNK, DECODE, PREFILL
 
 PROMPT = Prompt("prose", "a", "fit", "", "CC0-1.0")
@@ -61,7 +64,7 @@ def test_a_hooked_run_is_bitwise_the_unhooked_run(model: Any) -> None:
         hooked = generate(model, ids, mask)
     assert torch.equal(plain.sequences, hooked.sequences)
     assert all(torch.equal(one, other) for one, other in zip(plain.logits, hooked.logits, strict=True))
-    assert len(hooks.steps) == 6
+    assert len(np.unique(hooks.take().step)) == 6
 
 
 def test_hooks_leave_nothing_behind(model: Any) -> None:
@@ -75,7 +78,7 @@ def test_every_real_token_of_a_left_padded_batch_is_recorded_once(model: Any) ->
     ids, mask = left_padded_batch()
     with RouterHooks(discover(model)) as hooks:
         sequences = generate(model, ids, mask).sequences
-    rows = stack_steps(hooks.take())
+    rows = hooks.take()
     assert rows.phase.tolist() == [PREFILL] * 21 + [DECODE] * 15
     found = list(zip(rows.sequence[rows.valid], rows.position[rows.valid], rows.token[rows.valid], strict=True))
     # The last token is generated but never fed.
@@ -91,8 +94,9 @@ def test_padding_does_not_change_the_choices_of_real_tokens(model: Any) -> None:
     ids, mask = left_padded_batch()
     with RouterHooks(discover(model)) as hooks:
         model(ids, attention_mask=mask)
+        padded = hooks.take()
         model(ids[2:, 4:])
-    padded, alone = (stack_steps([step]) for step in hooks.take())
+        alone = hooks.take()
     own = padded.valid & (padded.sequence == 2)
     np.testing.assert_array_equal(padded.ids[own], alone.ids)
 
@@ -112,7 +116,7 @@ def test_decode_routing_equals_one_shot_routing(model: Any, rows: Rows) -> None:
     with RouterHooks(discover(model)) as hooks:
         for passage in passages():
             model(torch.tensor([[*passage.prefill, *passage.following[:6]]]))
-    whole = stack_steps(hooks.take())
+    whole = hooks.take()
     np.testing.assert_array_equal(np.sort(whole.ids, -1), np.sort(rows.ids, -1))
 
 
@@ -129,7 +133,7 @@ def test_chunked_prefill_is_a_chunk(model: Any) -> None:
     with RouterHooks(discover(model)) as hooks:
         output = model(tokens[:, :5], use_cache=True)
         model(tokens[:, 5:], past_key_values=output.past_key_values)
-    rows = stack_steps(hooks.take())
+    rows = hooks.take()
     assert rows.phase.tolist() == [PREFILL] * 5 + [CHUNK] * 3
     assert rows.position.tolist() == list(range(8))
 
@@ -139,7 +143,7 @@ def test_rows_after_the_end_of_text_are_not_valid(model: Any) -> None:
         output = model(torch.tensor([[4, 5], [6, 2]]), use_cache=True)
         for tokens in ([[2], [7]], [[9], [8]]):
             output = model(torch.tensor(tokens), past_key_values=output.past_key_values)
-    rows = stack_steps(hooks.take())
+    rows = hooks.take()
     assert rows.valid.tolist() == [True] * 4 + [False, True] + [False, True]
 
 
@@ -152,23 +156,30 @@ def test_the_fitted_rule_reproduces_every_selection(model: Any, rows: Rows) -> N
         assert error < 1e-6
 
 
+def ahead(layers: list[MoELayer], rows: Rows, depth: int, norms: list[torch.Tensor] | None) -> torch.Tensor:
+    assert rows.gate_in is not None
+    assert rows.logits is not None
+    gate_in, logits = rows.gate_in, torch.from_numpy(rows.logits)
+    scorers = [router_scorer(layer, gate_in[:, layer.site], logits[:, layer.site]) for layer in layers]
+    return lookahead_scores(layers, scorers, gate_in, depth, None if norms is None else (norms, norms))
+
+
 def test_lookahead_is_the_later_router_fed_with_this_input(model: Any, rows: Rows) -> None:
     layers = discover(model)
     scales = gate_norms(model, layers)
-    raw = lookahead_scores(layers, rows.gate_in, 3, None)
-    renormed = lookahead_scores(layers, rows.gate_in, 3, scales)
+    raw, renormed = ahead(layers, rows, 3, None), ahead(layers, rows, 3, scales)
     for site in range(len(layers)):
-        for ahead in range(1, 4):
-            if site + ahead >= len(layers):
-                assert raw[:, site, ahead - 1].isnan().all()
-                assert renormed[:, site, ahead - 1].isnan().all()
+        for distance in range(1, 4):
+            if site + distance >= len(layers):
+                assert raw[:, site, distance - 1].isnan().all()
+                assert renormed[:, site, distance - 1].isnan().all()
                 continue
             gate_in = rows.gate_in[:, site]
             with torch.no_grad():
-                expected = layers[site + ahead].router(gate_in)[0]
-                exchanged = layers[site + ahead].router(gate_in / scales[site] * scales[site + ahead])[0]
-            torch.testing.assert_close(raw[:, site, ahead - 1], expected)
-            torch.testing.assert_close(renormed[:, site, ahead - 1], exchanged)
+                expected = layers[site + distance].router(gate_in)[0]
+                exchanged = layers[site + distance].router(gate_in / scales[site] * scales[site + distance])[0]
+            torch.testing.assert_close(raw[:, site, distance - 1], expected)
+            torch.testing.assert_close(renormed[:, site, distance - 1], exchanged)
             assert not torch.allclose(expected, exchanged, atol=1e-2)
 
 
@@ -183,14 +194,14 @@ def test_renormed_lookahead_is_the_residual_under_the_later_norm(model: Any, row
     handle.remove()
     with torch.no_grad():
         expected = layers[1].router(norms[1](residuals[0])[0])[0]
-    ours = lookahead_scores(layers, rows.gate_in[: len(passage.prefill)], 1, gate_norms(model, layers))
+    ours = ahead(layers, rows, 1, gate_norms(model, layers))[: len(passage.prefill)]
     torch.testing.assert_close(ours[:, 0, 0], expected, rtol=1e-4, atol=1e-4)
 
 
 def extras_of_site(model: Any, rows: Rows, site: int) -> SiteExtras:
     return site_extras(
         discover(model)[site],
-        rows.expert_in[:, site],
+        rows.expert_inputs[:, site],
         torch.from_numpy(rows.ids[:, site]),
         fit=torch.from_numpy(rows.sequence < 2),
         decode=torch.from_numpy(rows.phase == DECODE),
@@ -243,7 +254,7 @@ def test_an_expert_without_a_sample_uses_the_sites_thresholds(model: Any, rows: 
     ids = torch.zeros(len(rows.ids), 1, dtype=torch.int16)
     everything = torch.ones(len(ids), dtype=torch.bool)
     extras = site_extras(
-        layer, rows.expert_in[:, 0], ids, fit=everything, decode=everything, kept=everything, sparsities=SPARSITIES
+        layer, rows.expert_inputs[:, 0], ids, fit=everything, decode=everything, kept=everything, sparsities=SPARSITIES
     )
     assert extras.num_pooled == layer.num_experts - 1
     assert torch.equal(extras.thresholds[0], extras.thresholds[1])
@@ -275,7 +286,7 @@ def test_a_last_site_that_is_skipped_is_an_error() -> None:
     model = build("mixtral")
     layers = discover(model)
     layers[-1].block.forward = lambda hidden: hidden  # type: ignore[assignment]
-    with pytest.raises(CaptureError, match="3 of 4 sites were recorded"), RouterHooks(layers):
+    with pytest.raises(CaptureError, match="sites 3 to 3 were not recorded"), RouterHooks(layers):
         model(torch.tensor([[4, 5]]))
 
 
@@ -285,22 +296,46 @@ def test_beams_are_refused(model: Any) -> None:
         output.past_key_values.batch_select_indices(torch.tensor([0]))
         with pytest.raises(CaptureError, match="beams and reordered batches"):
             model(torch.tensor([[8]]), past_key_values=output.past_key_values)
+    prompt = torch.tensor([[4, 5, 6]])
+    refusal = "the cache is reordered: beams cannot be recorded; use plain greedy"
+    with pytest.raises(CaptureError, match=refusal), RouterHooks(discover(model)):
+        model.generate(prompt, num_beams=2, max_new_tokens=4, do_sample=False)
 
 
-def test_hooks_added_after_compiling_are_an_error() -> None:
-    model = build("mixtral")
-    tokens = torch.tensor([[4, 5, 6]])
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        compiled(tokens)
-        with pytest.raises(CaptureError), RouterHooks(discover(model)):
-            compiled(tokens)
-    torch.compiler.reset()
+def test_speculative_decoding_is_refused(model: Any) -> None:
+    prompt = torch.tensor([[4, 5, 6, 4, 5, 6, 4, 5]])
+    with pytest.raises(CaptureError, match="speculative decoding"), RouterHooks(discover(model)):
+        model.generate(prompt, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False, eos_token_id=None)
 
 
-def test_a_router_that_is_not_linear_is_refused(model: Any, rows: Rows) -> None:
+def test_a_cache_is_left_as_it_was(model: Any) -> None:
+    with RouterHooks(discover(model)):
+        output = model(torch.tensor([[4, 5]]), use_cache=True)
+        output = model(torch.tensor([[6]]), past_key_values=output.past_key_values)
+    cache = output.past_key_values
+    assert not {"crop", "reorder_cache"} & set(vars(cache))
+    cache.crop(-1)
+    assert cache.get_seq_length() == 2
+
+
+def test_a_crop_of_rows_that_had_ended_is_allowed_and_one_of_tokens_is_not(model: Any) -> None:
+    """generate() runs a step ahead of its stopping check on some devices, and takes it back."""
+    with RouterHooks(discover(model), eos_token_ids=[2]) as hooks:
+        output = model(torch.tensor([[4, 5]]), use_cache=True)
+        output = model(torch.tensor([[2]]), past_key_values=output.past_key_values)
+        output.past_key_values.crop(-1)
+        model(torch.tensor([[2]]), past_key_values=output.past_key_values)
+    assert hooks.take().valid.tolist() == [True, True, False, False]
+    with RouterHooks(discover(model), eos_token_ids=[2]):
+        output = model(torch.tensor([[4, 5]]), use_cache=True)
+        output = model(torch.tensor([[7]]), past_key_values=output.past_key_values)
+        with pytest.raises(CaptureError, match="1 positions with recorded tokens were cropped"):
+            output.past_key_values.crop(-1)
+
+
+def test_a_router_that_its_input_does_not_explain_is_refused(model: Any, rows: Rows) -> None:
     layer = discover(model)[0]
     logits = torch.from_numpy(rows.logits[:, 0])
-    check_linear(layer, rows.gate_in[:, 0], logits)
-    with pytest.raises(CaptureError, match="this router is not linear"):
-        check_linear(layer, rows.gate_in[:, 0], logits.tanh())
+    router_scorer(layer, rows.gate_in[:, 0], logits)
+    with pytest.raises(CaptureError, match="is not a function of its gate input alone"):
+        router_scorer(layer, rows.gate_in[:, 0], logits.tanh())
