@@ -51,6 +51,18 @@ def test_a_case_has_gates_by_split_and_falling_weight(trace, tmp_path):
         load_case(tmp_path / "trace", 2, 60)
 
 
+def test_a_trace_of_choices_alone_has_the_rule_of_shares_that_sum_to_one(trace, tmp_path):
+    header = trace.header
+    bare = replace(header, sites=tuple(replace(site, rule=None) for site in header.sites), lookahead=None)
+    write_trace(tmp_path / "shares", replace(trace, header=bare, lookahead={}))
+    case = load_case(tmp_path / "shares", 2, 48)
+    assert not case.has_lookahead
+    assert case.rule.route(np.array([1.0, 3.0, 2.0]), 2)[1].sum() == pytest.approx(1)
+    write_trace(tmp_path / "halves", replace(trace, header=bare, lookahead={}, weights=trace.weights / 2))
+    with pytest.raises(ValueError, match="states no routing rule and its weights do not sum to 1"):
+        _ = load_case(tmp_path / "halves", 2, 48).rule
+
+
 def test_shuffling_keeps_tokens_and_loses_their_order():
     rng = np.random.default_rng(0)
     experts = np.argsort(rng.random((3, 40, 2, 5)), -1)[..., :2]
