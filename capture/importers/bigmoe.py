@@ -17,9 +17,8 @@ not looked up since. A batch is a layer's lookups of one pass: all prompt tokens
 absent expert once: the first lookup carries ``expert_bytes``, repeats carry 0 with residency still 0. A ``dropped``
 expert was absent, is not read and not applied.
 
-The trace has the choices; `RESIDENCY_FILE` has what the cache did, in the order of the file (site, step, sequence and
-position as in the trace, slot, expert, resident, prefetched, loaded_bytes, dropped), `EXPERT_BYTES_FILE` each site's
-bytes for one expert and for its dense part.
+The trace has the choices; what the cache did, in the order of the file, and each site's bytes for one expert and for
+its dense part are in the two files of `sim.residency_log`.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ from capture.importers.bigmoe_lookups import (
 )
 from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, complete
 from capture.importers.source import Imported, Refuse, Track
+from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.trace import DECODE, PREFILL, Trace
 
-RESIDENCY_FILE = "residency.parquet"
-EXPERT_BYTES_FILE = "expert_bytes.json"
 KEYS = tuple(key for key in FACTS if key != "experts")
 PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
     ("Qwen3-30B-A3B-Q4_K_M", "qwen3moe", 48, 128): {

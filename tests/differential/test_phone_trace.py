@@ -40,7 +40,6 @@ import polars as pl
 import pytest
 
 from capture.import_trace import main
-from capture.importers.bigmoe import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.controller import Controller
 from sim.costs import FixedDurations
 from sim.engine import simulate
@@ -49,6 +48,7 @@ from sim.policies.caches import LRU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
+from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.trace import DECODE, PREFILL, Trace, read_trace
 from sim.types import Geometry, Outcome
 from sim.workload import Workload

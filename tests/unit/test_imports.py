@@ -19,7 +19,7 @@ from sim.build import ROOT
 LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
-     "trace_storage", "trace_parts",
+     "trace_storage", "trace_parts", "residency_log",
      "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run"},

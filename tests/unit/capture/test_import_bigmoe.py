@@ -13,10 +13,10 @@ import pytest
 
 from capture.import_trace import main, parse
 from capture.importers import bigmoe
-from capture.importers.bigmoe import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from capture.importers.bigmoe_lookups import COLUMNS
 from capture.importers.parts import make_request
 from capture.importers.source import Imported, ImportFailure, untracked
+from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.trace import DECODE, PREFILL, TraceError, read_trace
 from sim.workload import Workload
 
