@@ -28,7 +28,7 @@ from sim.policies.base import (
 )
 from sim.policies.payloads import Whole
 from sim.ram import HIT, MISS
-from sim.slots import ABSENT, IN_FLIGHT, RESIDENT, UNUSED
+from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.transfers import QUEUE_PREFETCH, Transfers
 from sim.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
@@ -70,8 +70,8 @@ class Controller(Transfers):
 
     __slots__ = (
         "_always_fit", "_budget", "_cancels_all", "_has_extras", "_outside", "_plain", "_prefetches_of", "_replaces",
-        "_stops_at_missing", "_trims", "_zeros", "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "predictor",
-        "waiting",
+        "_stops_at_missing", "_trims", "_zeros", "admitted", "gate_calls", "lookup_keys", "lookup_outcomes",
+        "predictor", "waiting",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
@@ -98,7 +98,7 @@ class Controller(Transfers):
         fit = min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
         self._always_fit = 1 if one_at_a_time else geometry.experts if overflows else fit
         one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
-        self._plain = one_variant and self._loads_all and not self._stages
+        self._plain = one_variant and self._loads_all and not self._stages and self.payload.whole
         self._one_at_a_time, self._trims = one_at_a_time, overflows
         # What happens at a gate besides lookups and forecasts.
         self._has_extras = self.ram is not None or loader.dense_slots > 0 or self.predicts_later or self._learns
@@ -161,12 +161,11 @@ class Controller(Transfers):
             outcomes, waits, state = zeros, None, self.state
             for key in keys:
                 if state[key]:
-                    outcomes = [FOUND[state[key]] for key in keys]
-                    waits = self._settle(keys, outcomes)
+                    outcomes, waits = self._settle_all(keys)
                     break
             self.cache.on_requests(keys, zeros, outcomes, gate)
-            self.lookup_keys += keys
-            self.lookup_outcomes += outcomes
+            self.lookup_keys.extend(keys)
+            self.lookup_outcomes.extend(outcomes)
         else:
             outcomes, waits = self._gate_in_full(gate)
         if self._has_extras:
@@ -336,6 +335,16 @@ class Controller(Transfers):
             if outcomes[index] == MISS:
                 outcomes[index] = PLACED[place]
 
+    def _settle_all(self, keys: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:
+        """Look up keys whose absent ones are loaded whole, and act on what is found: their outcomes and waits."""
+        outcomes: list[int] = []
+        waits: dict[int, Transfer] = {}
+        state = self.state
+        for key in keys:
+            found = FOUND[state[key]]
+            outcomes.append(self._act(key, found, self._key_bytes[key], waits) if found else HIT)
+        return outcomes, waits or None
+
     def _settle(self, keys: Sequence[int], outcomes: list[int], gate: Gate | None = None,
                 places: Sequence[int] = ()) -> dict[int, Transfer] | None:  # fmt: skip
         """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key.
@@ -343,7 +352,6 @@ class Controller(Transfers):
         ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the access.
         """
         waits: dict[int, Transfer] = {}
-        state = self.state
         for index, outcome in enumerate(outcomes):
             if outcome == HIT:
                 continue
@@ -355,23 +363,27 @@ class Controller(Transfers):
                     outcomes[index] = MISS
                     waits[key] = self._complete(key, moved_bytes)
                     continue
-            if outcome == MISS:
-                demand = self._queue(key, False, moved_bytes)
-                assert demand is not None
-                waits[key] = demand
-            elif outcome == FIRST_USE:
-                outcomes[index] = HIT
-                state[key] = RESIDENT
-                self._transfer_of[key].outcome = USED
-            elif outcome == LATE:
-                waits[key] = self._await(self._transfer_of[key])
-            elif outcome == PROMOTED:
-                if self.loader.promote:
-                    waits[key] = self._promote(self._transfer_of[key])
-                else:
-                    outcomes[index] = LATE
-                    waits[key] = self._await(self._transfer_of[key])
+            outcomes[index] = self._act(key, outcome, moved_bytes, waits)
         return waits or None
+
+    def _act(self, key: int, outcome: int, moved_bytes: int, waits: dict[int, Transfer]) -> int:
+        """What follows from a lookup that is no plain hit; its outcome as everybody is told it."""
+        if outcome == MISS:
+            demand = self._queue(key, False, moved_bytes)
+            assert demand is not None
+            waits[key] = demand
+        elif outcome == FIRST_USE:
+            self.state[key] = RESIDENT
+            self._transfer_of[key].outcome = USED
+            return HIT
+        elif outcome == LATE:
+            waits[key] = self._await(self._transfer_of[key])
+        elif outcome == PROMOTED:
+            if not self.loader.promote:
+                waits[key] = self._await(self._transfer_of[key])
+                return LATE
+            waits[key] = self._promote(self._transfer_of[key])
+        return outcome
 
     def _ask_payload(self, gate: Gate, place: int, key: int, outcome: int) -> int:
         """Of an absent need the bytes to move, of one that finds a staged partial prefetch the bytes that it lacks.
@@ -445,7 +457,8 @@ class Controller(Transfers):
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
         state, masks, is_plain = self.state, self._masks, self._plain
-        replace, left = self._replaces, self._budget
+        is_simple = is_plain and self._is_simple
+        replace, left, stops = self._replaces, self._budget, self._stops_at_missing
         for choice in forecasts:
             if replace:
                 self._cancel(self._waiting_prefetches(), ())
@@ -457,11 +470,18 @@ class Controller(Transfers):
             for key in keys:
                 if state[key] > UNUSED:
                     missing = True
-                    if state[key] == ABSENT and left and self._queue_prefetch(key, site, choice):
-                        left -= 1
-            if missing and self.ram is not None:
-                self.ram.tell(gate)
-            if left == 0 or (missing and self._stops_at_missing):
+                    if state[key] == ABSENT and left:
+                        if is_simple:
+                            self._queue_simply(key, site)
+                            left -= 1
+                        elif self._queue_prefetch(key, site, choice):
+                            left -= 1
+            if missing:
+                if self.ram is not None:
+                    self.ram.tell(gate)
+                if stops:
+                    return
+            if not left:
                 return
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
@@ -470,6 +490,15 @@ class Controller(Transfers):
         rows, site = self._rows, choice.site
         return [self._serving(rows[p][site][expert])
                 for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
+
+    def _queue_simply(self, key: int, site: int) -> None:
+        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one piece, for speed."""
+        calls = self.calls
+        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
+        self.state[key] = QUEUED
+        self._prefetches[0].append(transfer)
+        self._prefetches_of[site].append(transfer)
+        self.events += (calls, QUEUE_PREFETCH, key, -1)
 
     def _queue_prefetch(self, key: int, site: int, choice: Choice) -> bool:
         """False if its slot should have been claimed now and could not."""

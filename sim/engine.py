@@ -56,10 +56,10 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
     gc.disable()
     try:
         env.run(until=engine.done)
+        controller.finish()
     finally:
         if collecting:
             gc.enable()
-    controller.finish()
     return engine.record
 
 
@@ -68,8 +68,8 @@ class Engine:
 
     # What the common gate uses: of so many attributes Python finds those in slots sooner.
     __slots__ = (
-        "__dict__", "_arrivals", "_at", "_awaited", "_end_ns", "_first_row", "_free_ns", "_gate", "_gate_alarm",
-        "_gate_ring", "_gates", "_groups", "_is_as_ready", "_is_simple_step", "_lead_ns", "_num_sites", "_one_token_ns",
+        "__dict__", "_arrivals", "_at", "_awaited", "_end_ns", "_free_ns", "_gate", "_gate_alarm",
+        "_gates", "_groups", "_idles", "_is_as_ready", "_is_simple_step", "_lead_ns", "_num_sites", "_one_token_ns",
         "_only_link", "_releases", "_row", "_site", "_sites", "controller", "env",
     )  # fmt: skip
 
@@ -93,11 +93,14 @@ class Engine:
         # By key // units, which is precision * sites + site.
         self._one_token_ns = [durations.expert_ns(p, site, 1)
                               for p in range(len(geometry.precisions)) for site in range(geometry.sites)]  # fmt: skip
-        # A constant selector never skips: what waits for nothing is all there, and computed one after another.
+        # A constant selector never skips: what waits for nothing is all there, and computed one after another; and the
+        # needs of one row always fit.
+        loader = controller.loader
         self._is_simple = (
             len(geometry.precisions) == 1 and controller.selector.constant is not None
             and controller.placement.constant is not None and not any(vars(host).values())
-            and not controller.predicts_later and not controller.loader.dense_slots
+            and not controller.predicts_later and not loader.dense_slots and not loader.staging_slots
+            and loader.replay_unit == "union"
         )  # fmt: skip
         self._links = [make_link(self, index) for index in range(controller.route.links)]
         self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
@@ -108,7 +111,6 @@ class Engine:
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()
         self._schedule = self.workload.start()
-        self._gate_ring: list[Callable[[Alarm], None]] = [self._on_gate]
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
         self._release_alarm = Alarm(self.env, self._on_need_done)
@@ -127,8 +129,9 @@ class Engine:
         self._awaited_block = -1
         self._free_ns = 0  # when the compute stream is through with what it was given
         self._row = 0  # lookups so far
-        self._first_row = 0  # of the current gate
-        self._gates: list[int] = []  # flat (time, first row): one append a gate
+        # Flat: one append a gate, or an idle interval.
+        self._gates: list[int] = []  # time, first row
+        self._idles: list[int] = []  # from, to, cause
         self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
         self._step: Step | None = None
         self._go_on(0)
@@ -161,10 +164,7 @@ class Engine:
 
     def _idle(self, until_ns: int, cause: int) -> None:
         """The compute stream has nothing to do from when it was free until then."""
-        record = self.record
-        record.idle_start_ns.append(self._free_ns)
-        record.idle_end_ns.append(until_ns)
-        record.idle_cause.append(cause)
+        self._idles += (self._free_ns, until_ns, cause)
         self._free_ns = until_ns
 
     def _wake(self, now: int, cause: int) -> None:
@@ -233,7 +233,7 @@ class Engine:
         site = self._site = self._sites[at]
         alarm = self._gate_alarm
         alarm.at_ns = at_ns = free_ns + self._lead_ns[site]
-        alarm.callbacks = self._gate_ring
+        alarm.callbacks = alarm.ring
         self.env.schedule(alarm, GATE, at_ns - now)
 
     def _end_site(self, now: int) -> None:
@@ -280,6 +280,7 @@ class Engine:
          record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
         record.makespan_ns = now
         record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
+        record.idle_start_ns, record.idle_end_ns, record.idle_cause = (self._idles[i::3] for i in range(3))
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
@@ -289,18 +290,17 @@ class Engine:
         controller, gate = self.controller, self._gate
         gate.visit(self._site)
         first = self._row
-        self._first_row = first
         self._gates += (now, first)
         outcomes, waits = controller.gate(gate)
-        self._row = first + len(outcomes)
-        if self._is_simple_step and (waits is None or self._is_as_ready) and not controller.waiting:
+        count = len(outcomes)
+        self._row = first + count
+        if self._is_simple_step and (waits is None or self._is_as_ready):
             # The common gate: one row, one precision, nothing but loads: what is there is computed at once.
-            free = now + len(outcomes) * self._one_token_ns[self._site]
             if waits is not None:
-                free -= len(waits) * self._one_token_ns[self._site]
+                count -= len(waits)
                 for key in waits:
                     self._awaited[key] = first + controller.admitted.index(key)
-            self._free_ns = free
+            free = self._free_ns = now + count * self._one_token_ns[self._site]
             link = self._only_link
             if link is None:
                 self._poll(now)
@@ -392,7 +392,7 @@ class Engine:
 
     def _tokens(self, row: int) -> int:
         """How many rows of the current gate chose the need of this lookup."""
-        return self._gate.tokens[row - self._first_row]
+        return self._gate.tokens[row - self._gates[-1]]
 
     def _set_release(self, now: int) -> None:
         if not self._release_is_set:
@@ -475,8 +475,11 @@ class Engine:
             self._wake(now, number)
         if not self._is_as_ready:
             self._compute_groups()
-        elif self._is_simple_step and not self.controller.waiting:
-            self._free_ns += self._one_token_ns[self._site]
+        elif self._is_simple_step:
+            free = self._free_ns = self._free_ns + self._one_token_ns[self._site]
+            if not self._awaited:
+                self._pass_on(free, now)
+            return
         else:
             self._compute(key, row)
         if self._releases:

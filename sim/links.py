@@ -32,12 +32,12 @@ class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
         super().__init__(env)
         self._ok = True
         self._value = None
-        self._ring = [callback]
+        self.ring = [callback]
         self.at_ns = -1
 
     def set(self, now: int, at_ns: int, priority: int) -> None:
         self.at_ns = at_ns
-        self.callbacks = self._ring
+        self.callbacks = self.ring
         self.env.schedule(self, priority, at_ns - now)
 
 
@@ -114,7 +114,11 @@ class Link:
         duration = self._hop_ns.get(transfer.left_bytes, -1)
         if duration < 0 or transfer.write_back:
             duration = self.service_ns(transfer)
-        self._alarm.set(now, now + duration, TRANSFER_END + (transfer.number << 2) + self._rank)
+        # As ``Alarm.set`` does it, in one piece: this runs at every hop.
+        alarm = self._alarm
+        alarm.at_ns = now + duration
+        alarm.callbacks = alarm.ring
+        self._env.schedule(alarm, TRANSFER_END + (transfer.number << 2) + self._rank, duration)
         if self._forwards:
             self._set_head(transfer, duration, now)
 

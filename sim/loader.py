@@ -19,6 +19,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "slot_claim": ("issue", "queue"),
     "retention": ("strict", "after_batch"),
     "replay_unit": ("union", "access"),
+    "copies": ("pinned", "pageable", "free"),
 }
 
 
@@ -27,7 +28,8 @@ class Loader:
     """The loader's switches (docs/design.md sections 4 and 5).
 
     ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest
-    variant. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots.
+    variant. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots. ``copies``: from pinned
+    or from pageable memory, or in no time at all (what no loader can be: a reference).
     """
 
     depth: str = "all"
@@ -47,6 +49,7 @@ class Loader:
     replay_unit: str = "union"
     low_for_high: bool = False
     write_back: bool = False
+    copies: str = "pinned"
 
     def __post_init__(self) -> None:
         for name in ("promote", "cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -110,27 +113,29 @@ class Transfer:
     bring of a need that waits for it.
     """
 
+    # What every transfer uses has a slot; what only some need is a default of the class.
     __slots__ = (
-        "awaited", "bounced", "call", "cancelled", "claimed", "dense", "feeds", "first_link", "key", "later_hops",
-        "left_bytes", "link", "moved_bytes", "number", "outcome", "over", "parent", "partial", "prefetch", "rest_bytes",
-        "staged", "urgent", "victims", "waits", "write_back",
+        "__dict__", "awaited", "call", "cancelled", "claimed", "feeds", "key", "left_bytes", "link", "moved_bytes",
+        "number", "outcome", "prefetch", "urgent", "victims", "waits", "write_back",
     )  # fmt: skip
+    first_link = 0
+    staged = dense = partial = over = bounced = False
+    rest_bytes = 0
+    parent = -1
+    later_hops: tuple[tuple[int, int], ...] = ()
 
     def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0) -> None:
-        self.key = key
-        self.prefetch = prefetch
+        self.key, self.prefetch, self.call, self.link = key, prefetch, call, link
         self.moved_bytes = self.left_bytes = moved_bytes
-        self.call = call
-        self.link = self.first_link = link
-        self.number = self.parent = -1
+        self.number = -1
         self.outcome = UNUSED_AT_END
+        self.feeds = 0
         self.waits = True
-        self.awaited = self.urgent = self.cancelled = self.bounced = self.over = False
-        self.claimed = self.staged = self.dense = self.partial = False
-        self.feeds = self.rest_bytes = 0
+        self.awaited = self.urgent = self.cancelled = self.claimed = False
         self.victims: Sequence[int] = ()
         self.write_back: Sequence[int] = ()
-        self.later_hops: tuple[tuple[int, int], ...] = ()
+        if link:
+            self.first_link = link
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,7 @@
 """What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
 
-One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; a list, which Python indexes fastest) and two bytearrays that
-cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
+One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; in a list, which Python indexes fastest) and two bytearrays
+that cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
 """
 
 from __future__ import annotations

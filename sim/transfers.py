@@ -49,8 +49,8 @@ class Transfers:
     # What the common gate and transfer use: of so many attributes Python finds those in slots sooner.
     __slots__ = (
         "__dict__", "_demands", "_is_simple", "_is_stale", "_key_bytes", "_masks", "_nothing", "_pins", "_prefetches",
-        "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued", "loader", "payload",
-        "pinned", "queues", "ram", "slots", "state",
+        "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued", "loader",
+        "payload", "pinned", "queues", "ram", "slots", "state",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
@@ -102,7 +102,8 @@ class Transfers:
         """What is forecast, by site."""
         self.given_up = 0
         """Prefetches that were dropped or set aside for want of a slot: what they held another link may wait for."""
-        self._nothing = bytes(self.geometry.num_keys)
+        # A bytearray takes over another one as it is, but copies bytes first.
+        self._nothing = bytearray(self.geometry.num_keys)
         self._is_stale = True
 
     def _protect(self) -> None:
@@ -197,7 +198,7 @@ class Transfers:
             else:
                 self.state[key] = RESIDENT
                 self.cache.on_insert(key, DEMAND)
-            return key, self._issue(0)
+            return key, self._issue_simply()
         if self._chunked:
             self._on_link[link].remove(transfer)
         if link:
@@ -208,7 +209,7 @@ class Transfers:
     def poll(self, link: int) -> Transfer | None:
         """The next transfer to issue on a link that has room, or None."""
         self.calls += 1
-        return self._issue(link)
+        return self._issue_simply() if self._is_simple else self._issue(link)
 
     def head_done(self, link: int, transfer: Transfer) -> None:
         """The next link inwards may begin with what this one is still serving (cut-through)."""
@@ -353,8 +354,6 @@ class Transfers:
 
     def _issue(self, link: int) -> Transfer | None:
         """Take the next transfer whose slot can be claimed, and claim it."""
-        if self._is_simple:
-            return self._issue_simply()
         demands, prefetches = self.queues[link]
         while demands or prefetches:
             queue = demands or prefetches
@@ -400,14 +399,12 @@ class Transfers:
             self.state[key] = IN_FLIGHT
             transfer.number = len(self.issued)
             self.issued.append(transfer)
+            self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
             if victims:
                 transfer.victims = victims
                 if self._writes_back:
                     transfer.write_back = victims
-                self.events += (self.calls, ISSUE, key, victims[0])
                 self._evict(victims, key, named=1)
-            else:
-                self.events += (self.calls, ISSUE, key, -1)
             return transfer
         return None
 
@@ -468,12 +465,12 @@ class Transfers:
 
     def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
         """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
-        state = self.state
+        state, on_evict = self.state, self.cache.on_evict
         for victim in victims:
-            if state[victim] == UNUSED:
+            if state[victim]:
                 self._transfer_of[victim].outcome = EVICTED_UNUSED
             state[victim] = ABSENT
-            self.cache.on_evict(victim)
+            on_evict(victim)
         if len(victims) > named:
             for victim in victims[named:]:
                 self.events += (self.calls, EVICT, victim, key)

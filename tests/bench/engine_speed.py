@@ -66,6 +66,7 @@ MACHINES = {
     "cut-through": Machine((1, 1), (0, 1 << 20)),
     "managed RAM": Machine((1, 1), (0, 0), ram=0.8),
     "chunks": Machine(chunk_bytes=16 << 20),
+    "two links, managed RAM, chunks": Machine((1, 1), (0, 0), ram=0.8, chunk_bytes=16 << 20),
 }
 
 
@@ -97,7 +98,7 @@ def token_layers_per_s(name: str, trace: Trace, make: Callable[[], CachePolicy],
     experts = shape.sites * shape.experts
     geometry = Geometry(shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (size,), experts // 2 * size)
     workload = Workload(trace, split="all", batching="sequential", lookahead=1)
-    _ = workload.chosen, workload.forecasts  # numpy, once a trace: not the engine
+    _ = workload.choices.keys(0), workload.choices.forecast_keys(0)  # numpy, once a trace: not the engine
     loader = Loader(wait="as_ready", depth="first_missing", chunk_bytes=machine.chunk_bytes)
     ram = {"ram_link": 1, "ram_bytes": round(machine.ram * experts) * size} if machine.ram else {}
     controller = Controller(

@@ -96,7 +96,7 @@ CASES = {
         "model.hidden=4096",
         r"128 x 120.* 4096 x 120; .*say so: model\.gates_of=small model\.sizes_of=small",
     ),
-    "no trace there": ("trace.path=nowhere", r"header\.json.*cannot be read .*name the directory of a trace"),
+    "no trace there": ("trace.path=nowhere", r"header\.json.*is missing, or is no file; name the directory of a trace"),
     "a count that is no number": ("trace.max_sequences=two", r"trace\.max_sequences='two' must be a whole number"),
     "no sequences": ("trace.max_sequences=-1", r"trace\.max_sequences=-1 must be a whole number >= 1"),
     "a flag that is no list": ("trace.exclude=abc", r"trace\.exclude='abc' must be a list of flags"),
