@@ -18,7 +18,7 @@ from sim.outputs import check_writable, print_summary, write_outputs
 CONF = str(Path(__file__).parents[1] / "conf")
 
 
-MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "loader")
+MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")

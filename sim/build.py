@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from sim.controller import Controller
@@ -18,12 +19,13 @@ from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.policies.caches import Belady
-from sim.policies.precisions import ScoreThreshold
+from sim.policies.placements import CpuByCost
+from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
 from sim.run import Run
 from sim.trace import Trace, read_trace
-from sim.types import CapacityError, Geometry, Place
-from sim.units import require_number
+from sim.types import CapacityError, Geometry
+from sim.units import require_number, us
 from sim.workload import Workload
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +34,9 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
-         "loader")  # fmt: skip
+         "payload", "loader")  # fmt: skip
+LONGEST_DECISION_S = 3600.0
+"""Host time after a gate above which a setting is taken for a slip."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     _check_settings(cfg)
     part = {name: _part(cfg, name) for name in PARTS}
     model, hardware, choice, steps = part["model"], part["hardware"], part["trace"], part["workload"]
-    trace = trace or load_trace(choice.path, part["predictor"].lookahead_sites)
+    trace = trace or load_trace(choice.path, part["predictor"].lookahead_sites, part["payload"].needs_shares)
     model.check_trace(trace.header.model, trace.header.name)
     workload = Workload(
         trace, split=choice.split, batching=steps.batching, together=steps.together, prefill_chunk=steps.prefill_chunk,
@@ -84,9 +88,9 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     _check_parts(part, workload)
     _check_recorded(cfg, part["precision"].constant, workload)
     selector, share = part["precision"], cfg.budget.resident_share
-    if isinstance(selector, ScoreThreshold) and selector.quantiles is not None:
-        selector.profile(fit_scores(trace))
-    geometry = make_geometry(model, selector.precisions, share)
+    profile_selector(selector, trace)
+    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector))
+    part["payload"].prepare(geometry, trace.header.sparsities)
     if isinstance(part["cache"], Belady):
         part["cache"].foresee(_key_schedule(workload, geometry, selector.constant))
     try:
@@ -94,7 +98,11 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     except CapacityError as error:
         raise CapacityError(f"{error}{_smallest_share(cfg, model, selector.precisions)}") from error
     ledger = _check_memory(model, hardware, workload, controller)
-    durations = Roofline(model, hardware, selector.precisions, geometry.site_bytes)
+    durations = Roofline(
+        model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
+        geometry.site_bytes, active_share=part["payload"].active_share,
+        decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
+    )  # fmt: skip
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, cfg.seed,
@@ -161,7 +169,7 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
     if isinstance(part["ram_cache"], Belady):
         raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
     hardware = part["hardware"]
-    if part["placement"].constant != Place.LOAD and hardware.cpu is None:
+    if part["placement"].uses_cpu and hardware.cpu is None:
         raise ValueError(
             f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
             f"placement=load, or a machine whose file has one"
@@ -175,6 +183,63 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
 
 def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
+    payload, trace = part["payload"], workload.trace
+    if payload.needs_shares and trace.active_shares is None:
+        raise ValueError(
+            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
+            f"capture it with them, or choose payload.shares=nominal"
+        )
+    if isinstance(part["precision"], PerExpert):
+        part["precision"].check_shape(part["model"].sites, part["model"].experts)
+
+
+def _decision_ns(placement: Any, model: Model) -> int:
+    """Host time of a placement after every gate, on top of the machine's own."""
+    each_us = placement.us_per_assignment if isinstance(placement, CpuByCost) else 0.0
+    if not each_us:
+        return 0
+    seconds = each_us * 2.0**model.experts / 1e6
+    if seconds > LONGEST_DECISION_S:
+        raise ValueError(
+            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take {seconds:.2g} s after every "
+            f"gate; set it to 0 (the decision needs no enumeration)"
+        )
+    return us(each_us * 2**model.experts)
+
+
+def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
+    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
+    payload, trace = part["payload"], workload.trace
+    if payload.needs_shares and trace.active_shares is None:
+        raise ValueError(
+            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
+            f"capture it with them, or choose payload.shares=nominal"
+        )
+    if isinstance(part["precision"], PerExpert):
+        part["precision"].check_shape(part["model"].sites, part["model"].experts)
+
+
+def _decision_ns(placement: Any, model: Model) -> int:
+    """Host time of a placement after every gate, on top of the machine's own."""
+    each_us = placement.us_per_assignment if isinstance(placement, CpuByCost) else 0.0
+    if not each_us:
+        return 0
+    seconds = each_us * 2.0**model.experts / 1e6
+    if seconds > LONGEST_DECISION_S:
+        raise ValueError(
+            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take {seconds:.2g} s after every "
+            f"gate; set it to 0 (the decision needs no enumeration)"
+        )
+    return us(each_us * 2**model.experts)
+
+
+def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometry) -> None:
+    """Give the caches what they must know beforehand, if anything: the run's requests, the fit sequences' choices."""
+    if isinstance(part["cache"], Foreseeing):
+        part["cache"].foresee(_key_schedule(workload, geometry, part["precision"].constant))
+    for name in ("cache", "ram_cache"):
+        if getattr(part[name], "needs_profile", False):
+            part[name].profile(fit_profile(workload.trace))
     hardware, model, predictor, loader = part["hardware"], part["model"], part["predictor"], part["loader"]
     route = hardware.route
     ram_cache = part["ram_cache"] if route.ram_link is not None else None
@@ -185,7 +250,7 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
         )
     return Controller(
         geometry, predictor, part["cache"], part["precision"], part["placement"], loader, route=route,
-        ram_cache=ram_cache,
+        ram_cache=ram_cache, payload=part["payload"],
         predicts_later=hardware.prediction_us > 0 and not isinstance(predictor, NoPrediction),
         dense_bytes=(model.dense_block_bytes,) * model.sites if loader.dense_slots else (),
     )  # fmt: skip
@@ -223,23 +288,33 @@ def _check_memory(model: Model, hardware: Hardware, workload: Workload, controll
 def _part(cfg: DictConfig, name: str) -> Any:
     try:
         return instantiate(cfg[name], _convert_="all")
+        parts_bytes=model.sites * model.experts * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
     except InstantiationException as error:
         cause = error.__cause__
         raise ValueError(f"{name}: {cause if cause is not None else error}") from error
 
 
-def load_trace(path: str, lookahead_sites: int) -> Trace:
-    """The trace at ``path``, with its lookahead scores where a predictor needs them."""
+def load_trace(path: str, lookahead_sites: int, active_shares: bool = False) -> Trace:
+    """The trace at ``path``, with its lookahead scores where a predictor needs them, and its active shares if asked."""
     directory = Path(path)
     if not directory.is_absolute() and not directory.exists():
         directory = ROOT / directory
-    columns: tuple[str, ...] = ()
-    if lookahead_sites:
-        trace = read_trace(directory)
-        if trace.header.lookahead is None:
-            return trace
-        columns = ("lookahead",)
-    return read_trace(directory, columns)
+    if not lookahead_sites and not active_shares:
+        return read_trace(directory)
+    trace = read_trace(directory)
+    has_lookahead = lookahead_sites > 0 and trace.header.lookahead is not None
+    asked = (("lookahead", has_lookahead), ("active_shares", active_shares and bool(trace.header.sparsities)))
+    columns = tuple(name for name, wanted in asked if wanted)
+    return read_trace(directory, columns) if columns else trace
+
+
+def profile_selector(selector: Any, trace: Trace) -> None:
+    """Give a selector what it takes from the trace's fit split, if anything."""
+    if isinstance(selector, PerExpert):
+        if selector.needs_uses:
+            selector.profile(fit_uses(trace))
+    elif getattr(selector, "quantiles", None) is not None or getattr(selector, "quantile", None) is not None:
+        selector.profile(fit_scores(trace))
 
 
 def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -250,15 +325,37 @@ def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.asarray(workload.scores[decode][chosen], dtype=np.float64)
 
 
-def make_geometry(model: Model, precisions: tuple[str, ...], share: float) -> Geometry:
-    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots."""
+def fit_uses(trace: Trace) -> NDArray[np.int64]:
+    """How many tokens of the trace's fit split, prompts included, chose each expert, [S, E]."""
+    chosen = Workload(trace, split="fit", batching="sequential").chosen[0]
+    experts = trace.header.model.experts
+    return np.stack([
+        np.bincount(of_site[of_site >= 0].astype(np.int64), minlength=experts) for of_site in chosen.swapaxes(0, 1)
+    ])  # fmt: skip
+
+
+def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
+    """(precision, site, expert) of variants that are stored nowhere."""
+    if not isinstance(selector, PerExpert) or selector.table is None:
+        return frozenset()
+    return frozenset((1 - p, site, expert) for site, row in enumerate(selector.table) for expert, p in enumerate(row))
+
+
+def make_geometry(model: Model, precisions: tuple[str, ...], share: float,
+                  missing: frozenset[tuple[int, int, int]] = frozenset()) -> Geometry:  # fmt: skip
+    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots.
+
+    ``missing``: (precision, site, expert) of variants that do not exist.
+    """
     require_number("budget.resident_share", share)
     if not 0 < share <= 1:
         raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
     sizes = tuple(model.expert_bytes(precision) for precision in precisions)
     capacity = int(share * model.sites * model.experts * sizes[0])
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
-    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity)
+    units = model.experts + 1
+    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in missing)
+    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys)
 
 
 def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sim.hardware import Hardware
@@ -81,12 +81,19 @@ class Roofline:
     A step of several sequences is charged attention as if each had its share of the rows and the longest context of
     them. Prefill's causal attention reads half its own rows on average. The LM head runs for the last row of each
     sequence. ``site_bytes[precision][site]``: where a variant's bytes differ from site to site, its work goes by them.
+    ``active_share``: of what moves of an expert, the share of weights that one token reads (FloE's sparse kernel);
+    several rows read all. ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what
+    a link moves takes no time (a reference, no machine).
     """
 
     def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str],
-                 site_bytes: Sequence[Sequence[int]] | None = None) -> None:  # fmt: skip
+                 site_bytes: Sequence[Sequence[int]] | None = None, *, active_share: float = 1.0, decision_ns: int = 0,
+                 free_copies: bool = False) -> None:  # fmt: skip
         self.model, self.hardware = model, hardware
-        self.host: HostCosts = hardware.host.costs
+        costs = hardware.host.costs
+        self.host: HostCosts = replace(costs, issue_ns=costs.issue_ns + decision_ns)
+        self._active_share, self._free_copies = active_share, free_copies
+        self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
         self.prediction_ns = us(hardware.prediction_us)
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
@@ -115,8 +122,9 @@ class Roofline:
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         if (precision, site, tokens) not in self._expert:
             params, moved_bytes = self._expert_size(precision, site)
-            compute = self.hardware.compute
-            duration = compute.operation_ns(2 * tokens * params, moved_bytes, compute.expert_launches)
+            compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
+            read_bytes = moved_bytes * share + self._resident_bytes[precision]
+            duration = compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
             self._expert[precision, site, tokens] = duration
         return self._expert[precision, site, tokens]
 
@@ -130,7 +138,8 @@ class Roofline:
             )
         if (precision, site, tokens) not in self._on_cpu:
             params, moved_bytes = self._expert_size(precision, site)
-            self._on_cpu[precision, site, tokens] = cpu.operation_ns(2 * tokens * params, moved_bytes)
+            read_bytes = moved_bytes + self._resident_bytes[precision]
+            self._on_cpu[precision, site, tokens] = cpu.operation_ns(2 * tokens * params, read_bytes)
         return self._on_cpu[precision, site, tokens]
 
     def _expert_size(self, precision: int, site: int) -> tuple[float, float]:
@@ -142,10 +151,10 @@ class Roofline:
         return size * 8 / bits, size
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        return self.hardware.links[link].hop_ns(moved_bytes)
+        return 0 if self._free_copies else self.hardware.links[link].hop_ns(moved_bytes)
 
     def latency_ns(self, link: int) -> int:
-        return self.hardware.links[link].latency_ns
+        return 0 if self._free_copies else self.hardware.links[link].latency_ns
 
 
 class StepLimits(Protocol):
@@ -164,7 +173,8 @@ class Ledger:
     """What must fit on the device at once, in bytes.
 
     ``dense_bytes``: all dense weights, or, where a layer's are streamed, the slots for them and the rest.
-    ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
+    ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``). ``parts_bytes``: what of
+    every expert stays on the device whatever the slots hold (FloE's up projections).
     """
 
     dense_bytes: int
@@ -174,6 +184,7 @@ class Ledger:
     staging_bytes: int
     overflow_bytes: int
     reserved_bytes: int
+    parts_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -181,7 +192,7 @@ class Ledger:
 
 
 def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_bytes: int, staging_bytes: int = 0,
-                 overflow_bytes: int = 0, dense_slots: int = 0) -> Ledger:  # fmt: skip
+                 overflow_bytes: int = 0, parts_bytes: int = 0, dense_slots: int = 0) -> Ledger:  # fmt: skip
     """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's memory.
 
     ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are streamed through.
@@ -195,6 +206,7 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
         staging_bytes=staging_bytes,
         overflow_bytes=overflow_bytes,
         reserved_bytes=gib(hardware.reserved_gib),
+        parts_bytes=parts_bytes,
     )
     over = ledger.total_bytes - hardware.memory_bytes
     if over > 0:

@@ -33,6 +33,7 @@ class Link:
     engines: int = 1
     head_bytes: int = 0
     name: str = ""
+    pageable: float = 0.5
 
     def __post_init__(self) -> None:
         if self.name:
@@ -47,6 +48,7 @@ class Link:
         require_number(f"{place}.engines", self.engines, minimum=1, whole=True)
         _require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
         require_number(f"{place}.head_bytes", self.head_bytes, whole=True)
+        _require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
 
     def hop_ns(self, moved_bytes: int) -> int:
         """One service that shares the link with nothing."""
@@ -190,6 +192,11 @@ class Hardware:
     @property
     def memory_bytes(self) -> int:
         return gib(self.memory_gib)
+
+    def unpinned(self) -> Hardware:
+        """The same machine, whose copies to the device come from pageable memory."""
+        first, *outer = self.links
+        return replace(self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer))
 
     @property
     def link_names(self) -> tuple[str, ...]:

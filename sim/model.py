@@ -8,8 +8,58 @@ from math import ceil
 from sim.trace_header import ModelShape
 from sim.units import require_flag, require_number
 
-PRECISION_BITS = {"fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4": 4.0, "int2": 2.0}
-"""Stored bits a weight, without group metadata."""
+
+@dataclass(frozen=True)
+class Precision:
+    """Stored bits a weight of each projection of an expert.
+
+    ``resident`` names the projections that every expert keeps on the device, outside the slots: they never move.
+    """
+
+    gate: float
+    up: float
+    down: float
+    resident: tuple[str, ...] = ()
+
+    def bits(self, matrices: int, *, resident: bool = False) -> float:
+        """Bits of the projections that move (or of those that stay), added up over an expert's ``matrices``.
+
+        Experts of two matrices have no gate.
+        """
+        names = PROJECTIONS[-matrices:]
+        return sum(float(getattr(self, name)) for name in names if (name in self.resident) == resident)
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.gate == self.up == self.down and not self.resident
+
+
+def _same(bits: float) -> Precision:
+    return Precision(bits, bits, bits)
+
+
+PROJECTIONS = ("gate", "up", "down")
+PRECISIONS = {
+    "fp32": _same(32.0),
+    "fp16": _same(16.0),
+    "bf16": _same(16.0),
+    "int8": _same(8.0),  # int8, int4 and int2 as the papers count them: without scales
+    "int4": _same(4.0),
+    "int2": _same(2.0),
+    "fp8": _same(8 + 32 / 128**2),  # an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md)
+    "mxfp4": _same(4 + 8 / 32),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
+    "hqq4_g64": _same(4 + 32 / 64),  # HQQ: fp16 scale and zero for each 64 weights
+    "hqq2_g64": _same(2 + 32 / 64),
+    "hqq2_g16": _same(2 + 16 / 16),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
+    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down projections of half of the
+    # layers, in 210 bytes (Q6_K); the mean over layers stands for each.
+    "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
+    # FloE section 3.2: the up projection resident in HQQ INT2, gate and down in fp16 and moved by need.
+    "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
+}
+"""By name. Group metadata is counted where stated."""
+PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
+"""Bits a weight that a slot holds and a load moves, over all three projections of an expert."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +108,25 @@ class Model:
         return self.expert_matrices * self.hidden * self.expert_intermediate
 
     def expert_bytes(self, precision: str) -> int:
-        if precision not in PRECISION_BITS:
-            raise ValueError(f"unknown precision {precision!r}; known: {', '.join(PRECISION_BITS)}")
-        return ceil(self.expert_params * PRECISION_BITS[precision] / 8)
+        """What a slot holds of one expert and a load moves, at most."""
+        return ceil(self._expert_bits(precision, resident=False) / 8)
+
+    def resident_bytes(self, precision: str) -> int:
+        """What of one expert is on the device in any case, outside the slots."""
+        return ceil(self._expert_bits(precision, resident=True) / 8)
+
+    def _expert_bits(self, name: str, *, resident: bool) -> float:
+        if name not in PRECISIONS:
+            raise ValueError(f"unknown precision {name!r}; known: {', '.join(PRECISIONS)}")
+        precision, matrices = PRECISIONS[name], self.expert_matrices
+        if precision.is_uniform:
+            return 0.0 if resident else self.expert_params * precision.gate
+        if matrices not in (2, 3) or (precision.resident and matrices != 3):
+            raise ValueError(
+                f"precision {name} has bits for {', '.join(PROJECTIONS)}, but an expert of model {self.name} has "
+                f"{matrices} matrices; choose precision=fp16 or another one that is the same for all"
+            )
+        return self.expert_params / matrices * precision.bits(matrices, resident=resident)
 
     @property
     def site_params(self) -> int:

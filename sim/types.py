@@ -64,6 +64,7 @@ class Geometry:
     weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may
     hold in all.
     ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
+    ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
     """
 
@@ -75,6 +76,7 @@ class Geometry:
     variant_bytes: tuple[int, ...]
     capacity_bytes: int
     site_bytes: tuple[tuple[int, ...], ...] | None = None
+    missing: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.site_bytes is not None and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes:

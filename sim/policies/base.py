@@ -154,13 +154,16 @@ class Placement(Protocol):
 
 
 class Payload(Protocol):
-    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move."""
+    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more bring other bytes along
+    (a whole layer's), which are gone when they have arrived."""
 
     whole: bool
     """Every access moves the whole variant: the controller then never asks."""
+    uses_cpu: bool
+    """It may answer ``CPU``: a machine without one is refused."""
 
     def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
-        """Bytes that the ``index``-th need of a gate or forecast must have there, 1 to the variant's bytes."""
+        """Bytes that the ``index``-th need of a gate or forecast must have there, or brings along; 1 or more."""
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         """Of what the ``index``-th need must have, the bytes that a partial prefetch of ``moved_bytes`` lacks."""

@@ -102,7 +102,7 @@ def _ascending(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[
             for expert in range(geometry.experts):
                 key = geometry.key(precision, site, expert)
                 pool, size = pool_of[key], geometry.bytes_of(key)
-                if full[pool] or (site, expert) in held:
+                if full[pool] or (site, expert) in held or key in geometry.missing:
                     continue
                 touched.add(pool)
                 if free[pool] < size:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Resident
 from sim.types import SKIP
+from sim.units import require_flag, require_number
 
 
 class Fixed:
@@ -41,9 +42,7 @@ class ScoreThreshold:
 
     def __init__(self, high: str, low: str, low_above: float | None, skip_above: float | None,
                  quantiles: Sequence[float] | None = None) -> None:  # fmt: skip
-        if high == low:
-            raise ValueError(f"need two different precisions, got high={high} and low={low}")
-        self.precisions: tuple[str, ...] = (high, low)
+        self.precisions = _pair(high, low)
         self.quantiles = None if quantiles is None else tuple(quantiles)
         self.low_above, self.skip_above = 0.0, 1.0
         if low_above is not None and skip_above is not None:
@@ -92,3 +91,136 @@ class ScoreThreshold:
             if resident.has(precision, site, expert):
                 return precision
         return SKIP
+
+
+class SkipLight:
+    """One precision, and nothing at all for experts that weigh little, resident or not.
+
+    With ``s`` the share of gate weight ranked above an expert, ``s > skip_above`` skips it: of two experts the second,
+    if its weight is below ``1 - skip_above``. A threshold that is not given is the ``quantile`` of the scores it is
+    profiled on.
+
+    Source: Zhong et al., AdapMoE, arXiv:2408.10284: the second expert of a token is dropped below a threshold.
+    """
+
+    constant: int | None = None
+
+    def __init__(self, precision: str, skip_above: float | None, quantile: float | None = None) -> None:
+        self.precisions: tuple[str, ...] = (precision,)
+        self.quantile = quantile if skip_above is None else None
+        name, given = ("skip_above", skip_above) if skip_above is not None else ("quantile", quantile)
+        if given is None:
+            raise ValueError("give precision.skip_above, or precision.quantile of the scores of the trace's fit split")
+        _require_share(f"precision.{name}", given)
+        self.skip_above = skip_above if skip_above is not None else 1.0
+
+    def profile(self, scores: NDArray[np.floating]) -> None:
+        """Take the threshold from the scores of a model's selections, where only a quantile was given."""
+        if self.quantile is not None:
+            self.skip_above = float(np.quantile(scores, self.quantile))
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        return (SKIP,) if score > self.skip_above else (0,)
+
+    def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
+        return [SKIP if score > self.skip_above else 0 for score in choice.scores]
+
+
+class PerExpert:
+    """Each expert at a bit-width of its own, which is fixed before the run: one variant of it exists.
+
+    ``table`` names the precision of every expert, [S][E]; None: the ``low_share`` least used experts of the model are
+    ``low``, by the uses that it is profiled on (all are ``high`` before).
+
+    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the lower of two widths.
+    """
+
+    constant: int | None = None
+
+    def __init__(self, high: str, low: str, low_share: float = 0.0,
+                 table: Sequence[Sequence[str]] | None = None) -> None:  # fmt: skip
+        self.precisions = _pair(high, low)
+        _require_share("precision.low_share", low_share)
+        self.low_share = low_share
+        self.table: tuple[tuple[int, ...], ...] | None = None
+        self.needs_uses = table is None
+        if table is not None:
+            self.table = tuple(self._read_row(site, row) for site, row in enumerate(table))
+
+    def _read_row(self, site: int, row: object) -> tuple[int, ...]:
+        if not isinstance(row, list | tuple) or any(name not in self.precisions for name in row):
+            raise ValueError(
+                f"precision.table[{site}]={row!r} must be a list of {' or '.join(self.precisions)}, one an expert"
+            )
+        return tuple(self.precisions.index(name) for name in row)
+
+    def profile(self, uses: NDArray[np.integer]) -> None:
+        """Give the low precision to the least used experts by tokens that chose each, [S, E]; ties by site, then id."""
+        if self.needs_uses:
+            count = int(self.low_share * uses.size)
+            low = np.zeros(uses.size, np.int64)
+            low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
+            self.table = tuple(tuple(row) for row in low.reshape(uses.shape).tolist())
+
+    def check_shape(self, sites: int, experts: int) -> None:
+        """Raise ValueError unless the table is one of so many sites and experts."""
+        shape = None if self.table is None else (len(self.table), {len(row) for row in self.table})
+        if shape is not None and shape != (sites, {experts}):
+            raise ValueError(
+                f"precision.table names {shape[0]} sites of {sorted(shape[1])} experts, but the model has {sites} of "
+                f"{experts}; give one row a site, one name an expert"
+            )
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        return (0, 1)
+
+    def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
+        if self.table is None:
+            return [0] * len(choice.needs)
+        row = self.table[choice.site]
+        return [row[expert] for expert in choice.needs]
+
+
+class LowForFew:
+    """Where many rows choose, the experts of the fewest rows at low precision; where one row does, all at high.
+
+    Of the needs of several rows (a prompt) the last ``low_share``, rounded down, in need order: those that the fewest
+    rows chose. ``low_if_absent``: what a gate of one row needs and does not find is wanted at low precision, so that a
+    wrong forecast costs fewer bytes; one in flight still serves.
+
+    Source: Fang et al., Fate, arXiv:2502.12224, sections 4.5 (popularity) and 5.3 (INT2 for a misprefetched expert).
+    """
+
+    constant: int | None = None
+
+    def __init__(self, high: str, low: str, low_share: float, low_if_absent: bool = False) -> None:
+        self.precisions = _pair(high, low)
+        _require_share("precision.low_share", low_share)
+        require_flag("precision.low_if_absent", low_if_absent)
+        self.low_share, self.low_if_absent = low_share, low_if_absent
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        return (0, 1)
+
+    def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
+        needs = choice.needs
+        if len(choice.experts) > 1:
+            low = int(self.low_share * len(needs))
+            return [0] * (len(needs) - low) + [1] * low
+        # A gate has a tick, a forecast has none.
+        if self.low_if_absent and hasattr(choice, "tick"):
+            return [0 if resident.has(0, choice.site, expert) else 1 for expert in needs]
+        return [0] * len(needs)
+
+
+def _pair(high: str, low: str) -> tuple[str, ...]:
+    if high == low:
+        raise ValueError(f"need two different precisions, got high={high} and low={low}")
+    return high, low
+
+
+def _require_share(name: str, value: object) -> None:
+    require_number(name, value)
+    assert isinstance(value, int | float)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r} must be a share in 0..1")

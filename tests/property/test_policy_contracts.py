@@ -252,7 +252,8 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
     make_policy: Make, scores: list[float], resident: frozenset[tuple[int, int]]
 ) -> None:
     selector = make_policy()
-    choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores)
+    choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores,
+                             experts=np.arange(len(scores))[None])  # fmt: skip
     held = SimpleNamespace(has=lambda precision, site, expert: site == 1 and (precision, expert) in resident)
     answers = unchanged(selector, lambda: list(selector.select(choice, held)))
     permitted = [unchanged(selector, partial(selector.permitted, score)) for score in scores]

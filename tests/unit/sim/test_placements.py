@@ -1,14 +1,19 @@
-"""Where needs are computed, and what moves for them."""
+"""Where needs are computed."""
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sim.policies.payloads import Whole
-from sim.policies.placements import AbsentOnCpu, Load
+from sim.policies import placements
+from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
+from sim.trace import CHUNK, DECODE, PREFILL
 from sim.types import Place
 
 QUEUED: Any = SimpleNamespace(bytes_ahead=lambda link: 0)
@@ -47,9 +52,109 @@ def test_a_number_of_rows_that_is_none_is_refused(value: Any) -> None:
         AbsentOnCpu(up_to_tokens=value)
 
 
-def test_a_whole_payload_is_never_asked() -> None:
-    assert Whole().whole
-    with pytest.raises(NotImplementedError):
-        Whole().moved_bytes(0, GATE, 0)
-    with pytest.raises(NotImplementedError):
-        Whole().missing_bytes(0, GATE, 0, 1)
+@pytest.mark.parametrize(
+    ("phases", "place"),
+    [
+        ((DECODE,), "CPU"),
+        ((DECODE, DECODE), "CPU"),
+        ((PREFILL,), "LOAD"),
+        ((DECODE, PREFILL), "LOAD"),
+        ((CHUNK,), "LOAD"),
+    ],
+)
+def test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu(phases: tuple[int, ...], place: str) -> None:
+    """HOBBIT section 5.4. One row of a prompt makes a gate a prompt's."""
+    gate: Any = SimpleNamespace(needs=[4], tokens=[1], row_phase=np.array(phases))
+    assert list(AbsentOnCpu(when="decode").place(gate, [14], DEVICE, QUEUED)) == [Place[place]]
+    assert list(AbsentOnCpu(when="always").place(gate, [14], DEVICE, QUEUED)) == [Place.CPU]
+
+
+def test_a_decoded_row_is_called_as_in_traces() -> None:
+    assert placements.DECODE == DECODE
+
+
+def test_what_is_absent_is_left_out() -> None:
+    assert SkipAbsent().constant is None
+    assert list(SkipAbsent().place(GATE, [14, 12], DEVICE, QUEUED)) == [Place.SKIP] * 2
+
+
+@pytest.mark.parametrize("placement", [Load(), AbsentOnCpu(), CpuByCost(7, 70, "sum"), SkipAbsent()])
+def test_a_placement_says_whether_it_needs_a_cpu(placement: Any) -> None:
+    assert placement.uses_cpu == isinstance(placement, AbsentOnCpu | CpuByCost)
+
+
+# ---- Fiddler ---------------------------------------------------------------------------------------------------------
+
+
+def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:
+    """7 a token on the CPU, 70 a load. Expert i of ``tokens[i]`` rows has the key 10 + i; ``held`` are resident."""
+    gate: Any = SimpleNamespace(site=3, needs=list(range(len(tokens))), tokens=tokens)
+    device: Any = SimpleNamespace(
+        expert_of=lambda key: key % 10, has=lambda p, site, expert: site == 3 and expert in held
+    )
+    places = CpuByCost(7, 70, objective).place(gate, [10 + expert for expert in gate.needs], device, QUEUED)
+    return [Place(place).name for place in places]
+
+
+@pytest.mark.parametrize(("tokens", "place"), [(1, "CPU"), (9, "CPU"), (10, "LOAD"), (11, "LOAD"), (500, "LOAD")])
+def test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu(tokens: int, place: str) -> None:
+    """9 x 7 = 63 < 70; 10 x 7 = 70: a tie, which efeslab/fiddler gives to the GPU."""
+    assert fiddler([tokens], "sum") == [place]
+    assert fiddler([30, tokens, 1], "sum") == ["LOAD", place, "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "places"),
+    [
+        # All on the CPU: 7 x 9 = 63 < 70, the least that a load costs.
+        ([4, 3, 2], "CPU CPU CPU"),
+        # CPU alone 140; one load (12): max(70, 7 x 8 = 56) = 70; two loads 140.
+        ([12, 5, 3], "LOAD CPU CPU"),
+        # One load: max(70, 140) = 140; two: max(140, 70) = 140, a tie: more loads; three: 210.
+        ([10, 10, 10], "LOAD LOAD CPU"),
+        # A tie of one token's cost and a load's.
+        ([10], "LOAD"),
+        ([9], "CPU"),
+    ],
+)
+def test_the_maximum_balances_both_sides(tokens: list[int], places: str) -> None:
+    assert fiddler(tokens, "max") == places.split()
+
+
+def test_what_is_resident_costs_neither_side_anything() -> None:
+    """Of the other two one load is best, max(7 x 4, 70) = 70. Of all three it is the first's, max(7 x 14, 70) = 98."""
+    assert fiddler([50, 10, 4], "max", 0)[1:] == ["LOAD", "CPU"]
+    assert fiddler([50, 10, 4], "max") == ["LOAD", "CPU", "CPU"]
+
+
+@given(st.lists(st.integers(1, 40), max_size=7), st.frozensets(st.integers(0, 6)))
+def test_the_maximum_is_the_least_of_all_assignments(tokens: list[int], held: frozenset[int]) -> None:
+    """Oracle: Fiddler's enumeration of all 2^n; of the best ones, one with the most loads."""
+    absent = [expert for expert in range(len(tokens)) if expert not in held]
+
+    def cost(loaded: tuple[bool, ...]) -> tuple[int, int]:
+        cpu = sum(7 * tokens[expert] for expert, on_gpu in zip(absent, loaded, strict=True) if not on_gpu)
+        return max(cpu, 70 * sum(loaded)), -sum(loaded)
+
+    places = fiddler(tokens, "max", *held)
+    found = tuple(places[expert] == "LOAD" for expert in absent)
+    assert cost(found) == min(map(cost, product((False, True), repeat=len(absent))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((7, 70, "mean"), r"unknown placement\.objective=mean; known: sum, max"),
+        ((-7, 70, "sum"), r"placement\.cpu_per_token"),
+        ((7, "much", "sum"), r"placement\.load"),
+        ((7, 70, "sum", -1.0), r"placement\.us_per_assignment"),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CpuByCost(*arguments)
+
+
+def test_an_unknown_when_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown placement\.when=prefill; known: always, decode"):
+        AbsentOnCpu(when="prefill")
