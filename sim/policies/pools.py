@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from sim.policies.base import Gate
+from sim.policies.profile import Profile
+from sim.policies.quotas import Quotas, given_quotas, spread
 from sim.types import Cause, Geometry, PoolPlan
 
 SCOPES = ("global", "precision", "site")
-INITIALS = ("ascending", "empty")
+INITIALS = ("ascending", "popular", "empty")
 
 
 class Pooled:
     """The part that cache policies share: pools by scope, and doing nothing where a policy has nothing to learn.
 
     ``scope``: ``global`` is one pool for everything; ``site`` one pool a site, equal in slots (left-over slots go one
-    by one to the first sites); ``precision`` one pool a precision, the bytes divided by ``shares`` (highest precision
-    first; shares of precisions that are not in play are left out and the rest scaled up).
+    by one to the first sites) or as ``quotas`` say (a list of slots by site, or a `Quotas`); ``precision`` one pool a
+    precision, the bytes divided by ``shares`` (highest precision first; shares of precisions that are not in play are
+    left out and the rest scaled up).
     ``initial``: ``ascending`` fills every pool with experts by site, then id, at the pool's highest precision, leaving
-    out those that a higher precision's pool already holds; ``empty`` starts cold.
+    out those that a higher precision's pool already holds; ``popular`` likewise, most uses in the trace's fit sequences
+    first; ``empty`` starts cold.
     """
 
     admits_all = True
 
-    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending") -> None:
+    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
         if scope not in SCOPES:
             raise ValueError(f"unknown cache scope {scope!r}; known: {', '.join(SCOPES)}")
         if initial not in INITIALS:
             raise ValueError(f"unknown initial cache {initial!r}; known: {', '.join(INITIALS)}")
         if (scope == "precision") != bool(shares):
             raise ValueError(f"cache shares go with scope=precision, got scope={scope} shares={list(shares)}")
-        if not all(isinstance(share, int | float) and share > 0 for share in shares):
+        if not all(isinstance(share, int | float) and 0 < share < math.inf for share in shares):
             raise ValueError(f"cache.shares must be numbers > 0, got {list(shares)}")
         self.scope = scope
         self.shares = tuple(shares)
         self.initial = initial
+        self.quotas = _checked(quotas, scope)
+        self.needs_profile = initial == "popular" or getattr(self.quotas, "needs_profile", False)
+        """``profile`` must be called before ``pools``."""
+        self._profile: Profile | None = None
         self._pool_of: Sequence[int] = ()
 
+    def profile(self, profile: Profile) -> None:
+        """Give the policy what the trace's fit sequences asked for; called once, before ``pools``."""
+        self._profile = profile
+
     def pools(self, geometry: Geometry) -> PoolPlan:
+        if self.needs_profile and self._profile is None:
+            raise ValueError("this cache needs the trace's fit sequences; call profile(...) before the run")
         capacities, pool_of = self._divide(geometry)
-        initial = tuple(_ascending(geometry, capacities, pool_of)) if self.initial == "ascending" else ()
+        initial = () if self.initial == "empty" else tuple(_filled(geometry, capacities, pool_of, self._fill(geometry)))
         return self.adopt(geometry, PoolPlan(capacities, pool_of, initial))
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
@@ -65,7 +82,30 @@ class Pooled:
             return (geometry.capacity_bytes,), [0] * geometry.num_keys
         if self.scope == "precision":
             return _by_precision(geometry, self.shares)
-        return _by_site(geometry)
+        slot_bytes = max(geometry.variant_bytes)
+        slots = geometry.capacity_bytes // slot_bytes
+        if isinstance(self.quotas, Sequence):
+            quotas = given_quotas(self.quotas, geometry, slots) if self.quotas else spread(slots, geometry.sites)
+        else:
+            quotas = list(self.quotas.divide(geometry, slots, self._profile))
+        return tuple(quota * slot_bytes for quota in quotas), [geometry.site_of(k) for k in range(geometry.num_keys)]
+
+    def _fill(self, geometry: Geometry) -> Iterable[tuple[int, int]]:
+        """(site, expert) in the order in which pools are filled at the start."""
+        if self.initial == "popular":
+            assert self._profile is not None
+            return self._profile.ranking
+        return itertools.product(range(geometry.sites), range(geometry.experts))
+
+
+def _checked(quotas: Quotas | Sequence[int], scope: str) -> Quotas | tuple[int, ...]:
+    if isinstance(quotas, Sequence):
+        if not all(isinstance(quota, int) and not isinstance(quota, bool) and quota >= 0 for quota in quotas):
+            raise ValueError(f"cache.quotas={list(quotas)} must be whole numbers of slots, 0 or more, one a site")
+        quotas = tuple(quotas)
+    if quotas and scope != "site":
+        raise ValueError(f"cache.quotas go with scope=site, got scope={scope}")
+    return quotas
 
 
 def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[int, ...], list[int]]:
@@ -85,31 +125,27 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
     return tuple(capacities), [key // geometry.plane for key in range(geometry.num_keys)]
 
 
-def _by_site(geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
-    slot_bytes = max(geometry.variant_bytes)
-    each, extra = divmod(geometry.capacity_bytes // slot_bytes, geometry.sites)
-    capacities = tuple((each + (site < extra)) * slot_bytes for site in range(geometry.sites))
-    return capacities, [geometry.site_of(key) for key in range(geometry.num_keys)]
-
-
-def _ascending(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int]) -> Iterator[int]:
+def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int],
+            order: Iterable[tuple[int, int]]) -> Iterator[int]:  # fmt: skip
+    """The keys that fill the pools in this order of (site, expert), a pool's highest precision first; each pool up to
+    the first that does not fit."""
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
+    order = list(order)
     for precision in range(len(geometry.precisions)):
         touched: set[int] = set()
-        for site in range(geometry.sites):
-            for expert in range(geometry.experts):
-                key = geometry.key(precision, site, expert)
-                pool, size = pool_of[key], geometry.bytes_of(key)
-                if full[pool] or (site, expert) in held or key in geometry.missing:
-                    continue
-                touched.add(pool)
-                if free[pool] < size:
-                    full[pool] = True
-                    continue
-                free[pool] -= size
-                held.add((site, expert))
-                yield key
+        for site, expert in order:
+            key = geometry.key(precision, site, expert)
+            pool, size = pool_of[key], geometry.bytes_of(key)
+            if full[pool] or (site, expert) in held or key in geometry.missing:
+                continue
+            touched.add(pool)
+            if free[pool] < size:
+                full[pool] = True
+                continue
+            free[pool] -= size
+            held.add((site, expert))
+            yield key
         for pool in touched:
             full[pool] = True

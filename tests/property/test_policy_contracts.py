@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.build import ROOT
 from sim.policies.caches import LRU
+from sim.policies.profile import Profile
 from sim.synthesis import synthesize
 from sim.trace import ModelShape
 from sim.types import SKIP, Cause, Geometry, Outcome, Place
@@ -34,6 +35,10 @@ GROUPS = ("cache", "ram_cache", "predictor", "precision", "placement")
 GIVEN = {"low_above": 0.3, "skip_above": 0.7}
 """Values for what an option file leaves open (???)."""
 GEOMETRY = Geometry(3, 5, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 3 * 5 * 8 // 2)
+PROFILE = Profile(
+    uses=np.random.default_rng(1).integers(0, 9, (3, 5)),
+    decoded=np.random.default_rng(2).permuted(np.tile(np.arange(5), (9, 3, 1)), axis=2)[:, :, :2],
+)
 Make = Callable[[], Any]
 
 
@@ -125,9 +130,7 @@ class Life:
             [GEOMETRY.key(p, visit.site, e) for e, p in zip(visit.experts, visit.wanted, strict=True)]
             for visit in history
         ]
-        if hasattr(policy, "foresee"):
-            policy.foresee(self.requests)
-        plan = policy.pools(GEOMETRY)
+        plan = planned(policy, self.requests)
         self.pool_of, self.pools = plan.pool_of, range(len(plan.capacity_bytes))
         self.resident: set[int] = set()
         self.passing: list[int] = []
@@ -233,9 +236,15 @@ def test_a_cache_policy_divides_no_more_bytes_than_there_are(make_policy: Make) 
 
 
 def make_policy_plan(make_policy: Make) -> Any:
-    policy = make_policy()
+    return planned(make_policy(), [[0]])
+
+
+def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
+    """The pools of a policy that has been told, if it asks, of the future and of the fit sequences."""
     if hasattr(policy, "foresee"):
-        policy.foresee([[0]])
+        policy.foresee(requests)
+    if getattr(policy, "needs_profile", False):
+        policy.profile(PROFILE)
     return policy.pools(GEOMETRY)
 
 

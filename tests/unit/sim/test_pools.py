@@ -96,7 +96,7 @@ def test_an_empty_start_holds_nothing() -> None:
     ("arguments", "message"),
     [
         ({"scope": "layer"}, "unknown cache scope 'layer'; known: global, precision, site"),
-        ({"initial": "warm"}, "unknown initial cache 'warm'; known: ascending, empty"),
+        ({"initial": "warm"}, "unknown initial cache 'warm'; known: ascending, popular, empty"),
         ({"shares": (0.5, 0.5)}, r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\]"),
         ({"scope": "precision"}, r"shares go with scope=precision, got scope=precision shares=\[\]"),
         ({"scope": "precision", "shares": (1.0, 0.0)}, r"shares must be numbers > 0, got \[1.0, 0.0\]"),

@@ -1,0 +1,124 @@
+"""ARC: a cache that shifts between recency and frequency as its ghosts are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sim.policies.base import Gate
+from sim.policies.pools import Pooled
+from sim.types import Cause, Geometry, PoolPlan
+
+
+class Lists:
+    """One pool's lists, each least recent first, with ``capacity`` c in keys.
+
+    ``recent`` (T1) was requested once, ``frequent`` (T2) more often; ``recent_ghosts`` (B1) and ``frequent_ghosts``
+    (B2) are what was evicted from them. ``target`` (p, 0 to c) is how many keys T1 should hold.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.recent: dict[int, None] = {}
+        self.frequent: dict[int, None] = {}
+        self.recent_ghosts: dict[int, None] = {}
+        self.frequent_ghosts: dict[int, None] = {}
+        self.target = 0.0
+        self.from_frequent_ghosts: set[int] = set()
+        """Requested while ghosts of T2, and not resident yet."""
+
+    def request(self, key: int, unused: bool) -> None:
+        """``unused``: it came without a request, so this is its first."""
+        ones, twos = self.recent_ghosts, self.frequent_ghosts
+        if key in self.recent and unused:
+            del self.recent[key]
+            self.recent[key] = None
+        elif key in self.recent or key in self.frequent:
+            self.recent.pop(key, None)
+            self.frequent.pop(key, None)
+            self.frequent[key] = None
+        elif key in ones:
+            self.target = min(float(self.capacity), self.target + max(1.0, len(twos) / len(ones)))
+            del ones[key]
+            self.frequent[key] = None
+        elif key in twos:
+            self.target = max(0.0, self.target - max(1.0, len(ones) / len(twos)))
+            del twos[key]
+            self.frequent[key] = None
+            self.from_frequent_ghosts.add(key)
+        else:
+            self.recent[key] = None
+            self.trim()
+
+    def trim(self) -> None:
+        """Forget ghosts: T1 and B1 together hold at most c keys, all four lists at most 2 c."""
+        ones, twos = self.recent_ghosts, self.frequent_ghosts
+        while ones and len(self.recent) + len(ones) > self.capacity:
+            del ones[next(iter(ones))]
+        while twos and len(self.recent) + len(self.frequent) + len(ones) + len(twos) > 2 * self.capacity:
+            del twos[next(iter(twos))]
+
+
+class ARC(Pooled):
+    """Adaptive replacement, in each pool by itself: the least recent of T1 or of T2 first, as the target p says.
+
+    With |T1| the resident keys of T1, the next victim is T1's if |T1| > p, or |T1| = p and the incoming key was a ghost
+    of T2; else T2's; the other list's, if one offers none. A request moves a key in T1 or T2 to T2, a ghost too, which
+    moves p; a new one enters T1. What is on its way stands in its list from its request on, and is not counted. What
+    came without a request (at the start, or prefetched) enters T1 as no ghost, and its first request leaves it there.
+    What was requested and never came in is forgotten.
+
+    Source: Megiddo and Modha, FAST 2003, fig. 4; in each site by itself in Fang et al., Fate, arXiv:2502.12224,
+    section 4.4.
+    """
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        slot_bytes = max(geometry.variant_bytes)
+        self._lists = [Lists(capacity // slot_bytes) for capacity in plan.capacity_bytes]
+        self._resident: set[int] = set()
+        self._unused: set[int] = set()
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        lists, resident = self._lists[pool], self._resident
+        recent = [key for key in lists.recent if key in resident]
+        frequent = (key for key in lists.frequent if key in resident and not blocked[key])
+        offers = (key for key in recent if not blocked[key])
+        held, is_ghost = len(recent), incoming in lists.from_frequent_ghosts
+        one, two = next(offers, -1), next(frequent, -1)
+        while one >= 0 or two >= 0:
+            from_recent = held >= 1 and (held > lists.target or (is_ghost and held == lists.target))
+            if one >= 0 and (from_recent or two < 0):
+                yield one
+                held -= 1
+                one = next(offers, -1)
+            else:
+                yield two
+                two = next(frequent, -1)
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        for key in keys:
+            self._lists[self._pool_of[key]].request(key, key in self._unused)
+            self._unused.discard(key)
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        lists = self._lists[self._pool_of[key]]
+        self._resident.add(key)
+        lists.from_frequent_ghosts.discard(key)
+        if key not in lists.recent and key not in lists.frequent:
+            lists.recent_ghosts.pop(key, None)
+            lists.frequent_ghosts.pop(key, None)
+            lists.recent[key] = None
+            self._unused.add(key)
+            lists.trim()
+
+    def on_evict(self, key: int) -> None:
+        lists = self._lists[self._pool_of[key]]
+        lists.from_frequent_ghosts.discard(key)
+        self._unused.discard(key)
+        was_resident = key in self._resident
+        self._resident.discard(key)
+        for here, ghosts in ((lists.recent, lists.recent_ghosts), (lists.frequent, lists.frequent_ghosts)):
+            if key in here:
+                del here[key]
+                if was_resident:
+                    ghosts[key] = None
+        lists.trim()

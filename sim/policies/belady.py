@@ -1,0 +1,157 @@
+"""Caches that know the run's future requests: references, not systems."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sim.policies.base import Gate
+from sim.policies.pools import Pooled
+from sim.policies.quotas import Quotas
+from sim.policies.scores import Floats, Scored, Within
+from sim.types import Cause, Geometry, PoolPlan
+
+NEVER = 1 << 62
+"""The next request of a key that is not requested again."""
+
+
+class Foreseeing(Pooled):
+    """Knows when each key is requested next: its position in the flattened needs of the run."""
+
+    _schedule: Sequence[Sequence[int]] = ()
+
+    def foresee(self, schedule: Sequence[Sequence[int]]) -> None:
+        """Give the policy the run's requests, ``schedule[tick]`` the keys of a gate in need order; called once, before
+        ``pools``."""
+        self._schedule = schedule
+
+    def _look_ahead(self, num_keys: int) -> None:
+        """Make ``_upcoming`` (next request by key) and ``_after[tick]`` (next request after that of this gate)."""
+        if not len(self._schedule):
+            raise ValueError("cache=belady needs the run's future requests; call foresee(schedule) before the run")
+        upcoming = [NEVER] * num_keys
+        position = sum(len(keys) for keys in self._schedule)
+        self._after: list[dict[int, int]] = []
+        for keys in reversed(self._schedule):
+            position -= len(keys)
+            self._after.append({key: upcoming[key] for key in keys})
+            for offset, key in enumerate(keys):
+                upcoming[key] = position + offset
+        self._after.reverse()
+        self._upcoming = upcoming
+
+
+class Belady(Foreseeing):
+    """Latest next request first (never again: last), ties largest key first.
+
+    ``bypass``: a key enters only where it is requested again before one that would have to go, among the resident keys
+    that the last gate did not ask for (those are pinned); else it is served from staging.
+
+    Source: Belady, IBM Systems Journal 5(2), 1966.
+    """
+
+    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 quotas: Quotas | Sequence[int] = (), bypass: bool = False) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        self.bypass = bypass
+        self.admits_all = not bypass
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._look_ahead(geometry.num_keys)
+        self._orders: list[list[tuple[int, int]]] = [[] for _ in plan.capacity_bytes]
+        self._held: set[int] = set()
+        self._key_bytes = [geometry.bytes_of(key) for key in range(geometry.num_keys)]
+        self._free_bytes = list(plan.capacity_bytes)
+        self._resident: set[int] = set()
+        self._asked: set[int] = set()
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        return (key for _, key in reversed(self._orders[pool]) if not blocked[key])
+
+    def admit(self, key: int, cause: Cause) -> bool:
+        if not self.bypass:
+            return True
+        pool = self._pool_of[key]
+        lacking = self._key_bytes[key] - self._free_bytes[pool]
+        for again, victim in reversed(self._orders[pool]):
+            if lacking <= 0 or (again, victim) <= (self._upcoming[key], key):
+                break
+            if victim in self._resident and victim not in self._asked:
+                lacking -= self._key_bytes[victim]
+        return lacking <= 0
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        after = self._after[gate.tick]
+        for key in keys:
+            if key in self._held:
+                self._drop(key)
+            self._upcoming[key] = after[key]
+            self._hold(key)
+        if self.bypass:
+            self._asked = set(keys)
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        if key not in self._held:
+            self._hold(key)
+        if self.bypass:
+            self._resident.add(key)
+            self._free_bytes[self._pool_of[key]] -= self._key_bytes[key]
+
+    def on_evict(self, key: int) -> None:
+        if key in self._held:
+            self._drop(key)
+        if key in self._resident:
+            self._resident.remove(key)
+            self._free_bytes[self._pool_of[key]] += self._key_bytes[key]
+
+    def _hold(self, key: int) -> None:
+        self._held.add(key)
+        insort(self._orders[self._pool_of[key]], (self._upcoming[key], key))
+
+    def _drop(self, key: int) -> None:
+        self._held.remove(key)
+        order = self._orders[self._pool_of[key]]
+        del order[bisect_left(order, (self._upcoming[key], key))]
+
+
+class CostAwareBelady(Foreseeing, Scored):
+    """What saves least for the room it takes first: lowest ``(overhead + bytes) / bytes / requests until the next``,
+    ties largest key first.
+
+    A load costs ``overhead_bytes``, what the link could have moved while it starts, and the variant's own bytes. Where
+    all variants are of one size this is Belady.
+
+    Source: the clairvoyant form of GreedyDual-Size-Frequency's cost over size (Cherkasova, HPL-98-69, 1998).
+    """
+
+    def __init__(self, overhead_bytes: int = 0, scope: str = "global", shares: Sequence[float] = (),
+                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        if isinstance(overhead_bytes, bool) or not isinstance(overhead_bytes, int) or overhead_bytes < 0:
+            raise ValueError(f"cache.overhead_bytes={overhead_bytes!r} must be a whole number, 0 or more")
+        self.overhead_bytes = overhead_bytes
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._look_ahead(geometry.num_keys)
+        self._next = np.asarray(self._upcoming, np.float64)
+        self._next[self._next == NEVER] = np.inf
+        size = np.asarray([geometry.bytes_of(key) for key in range(geometry.num_keys)], np.float64)
+        self._worth = (self.overhead_bytes + size) / size
+        self._later = -np.arange(geometry.num_keys)
+        self._starts = np.cumsum([0, *(len(keys) for keys in self._schedule)]).tolist()
+        self._now = -1
+
+    def _score(self, within: Within) -> Floats:
+        score: Floats = self._worth[within] / (self._next[within] - self._now)
+        return score
+
+    def _tie(self, within: Within) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._later[within]
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        after = self._after[gate.tick]
+        for key in keys:
+            self._next[key] = after[key] if after[key] != NEVER else np.inf
+        self._now = self._starts[gate.tick + 1] - 1

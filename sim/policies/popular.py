@@ -1,0 +1,66 @@
+"""A cache that does not change: the experts of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.policies.quotas import Quotas
+from sim.policies.scores import Floats, Scored, Within
+from sim.types import Cause, Geometry, PoolPlan
+
+
+class Popular(Scored):
+    """A fixed list of experts stays resident: what is not on it is refused, and served from staging.
+
+    The list is what fills the pools at the start: the most used experts of the trace's fit sequences, or ``ranking``,
+    (site, expert) pairs, most popular first. Prefetches may enter all the same (loader.destination=pool): they go
+    first, then the list from its end.
+    """
+
+    admits_all = False
+
+    def __init__(self, ranking: Sequence[Sequence[int]] = (), scope: str = "global", shares: Sequence[float] = (),
+                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, "popular", quotas)
+        self.ranking = _checked_ranking(ranking)
+        self.needs_profile = not self.ranking or getattr(self.quotas, "needs_profile", False)
+
+    def admit(self, key: int, cause: Cause) -> bool:
+        return key in self._listed
+
+    def _fill(self, geometry: Geometry) -> Sequence[tuple[int, int]]:
+        for site, expert in self.ranking:
+            if site >= geometry.sites or expert >= geometry.experts:
+                raise ValueError(
+                    f"cache.ranking names site {site} expert {expert}, but the model has {geometry.sites} sites of "
+                    f"{geometry.experts} experts"
+                )
+        if self.ranking:
+            return self.ranking
+        assert self._profile is not None
+        return self._profile.ranking
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._listed = frozenset(plan.initial)
+        self._value = np.full(geometry.num_keys, -float(geometry.num_keys))
+        self._value[list(plan.initial)] = -np.arange(len(plan.initial), dtype=np.float64)
+
+    def _score(self, within: Within) -> Floats:
+        return self._value[within].copy()
+
+
+def _checked_ranking(ranking: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    seen: set[tuple[int, int]] = set()
+    for pair in ranking:
+        match pair:
+            case [int(site), int(expert)] if site >= 0 and expert >= 0:
+                if (site, expert) in seen:
+                    raise ValueError(f"cache.ranking names site {site} expert {expert} twice")
+                seen.add((site, expert))
+                pairs.append((site, expert))
+            case _:
+                raise ValueError(f"cache.ranking must list pairs [site, expert] of numbers from 0 on, got {pair!r}")
+    return pairs

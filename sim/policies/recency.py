@@ -1,0 +1,131 @@
+"""Caches that go by order: of requests, of inserts, of passes through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import filterfalse
+
+from sim.policies.base import Gate
+from sim.policies.pools import Pooled
+from sim.policies.quotas import Quotas
+from sim.types import Cause, Geometry, PoolPlan
+
+DEMAND = Cause.DEMAND
+RECENCIES = ("needs", "rows")
+
+
+class LRU(Pooled):
+    """Least recently requested first; a prefetched key counts as recent when it arrives.
+
+    ``recency``: inside a gate of several rows ``needs`` goes by need order, ``rows`` by the last (row, rank in the row)
+    that chose an expert, as an engine does that touches its cache row by row.
+    """
+
+    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 recency: str = "needs", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        if recency not in RECENCIES:
+            raise ValueError(f"unknown LRU recency {recency!r}; known: {', '.join(RECENCIES)}")
+        self._by_rows = recency == "rows"
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._units = geometry.units
+        self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+        self._only_order = self._orders[0] if len(self._orders) == 1 and not self._by_rows else None
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        return filterfalse(blocked.__getitem__, self._orders[pool])
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        order = self._only_order
+        if order is not None:
+            pop = order.pop
+            for key in keys:
+                pop(key, None)
+                order[key] = None
+            return
+        if self._by_rows:
+            keys = self._by_last_row(keys, gate)
+        for key in keys:
+            order = self._orders[self._pool_of[key]]
+            order.pop(key, None)
+            order[key] = None
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        # A demand has its place since its request.
+        if cause is not DEMAND:
+            self._orders[self._pool_of[key]].setdefault(key)
+
+    def on_evict(self, key: int) -> None:
+        del self._orders[self._pool_of[key]][key]
+
+    def _by_last_row(self, keys: Sequence[int], gate: Gate) -> Sequence[int]:
+        last = {expert: place for place, expert in enumerate(gate.experts.ravel().tolist())}
+        return sorted(keys, key=lambda key: last[key % self._units])
+
+
+class FIFO(Pooled):
+    """Oldest insert first."""
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        return filterfalse(blocked.__getitem__, self._orders[pool])
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        self._orders[self._pool_of[key]][key] = None
+
+    def on_evict(self, key: int) -> None:
+        self._orders[self._pool_of[key]].pop(key, None)
+
+
+class Transient(FIFO):
+    """Holds no more than one token's needs of one site: loading on demand, whatever the budget.
+
+    The pool is cut to ``top_k`` slots of the largest variant and starts empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(initial="empty")
+
+    def _divide(self, geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
+        buffer_bytes = geometry.top_k * max(geometry.variant_bytes)
+        return (min(buffer_bytes, geometry.capacity_bytes),), [0] * geometry.num_keys
+
+
+class LeastStale(Pooled):
+    """What was neither requested nor inserted in this pass through the model first, then the rest; oldest insert first.
+
+    A pass is a step. A router's experts of one pass are not asked for again until the next, so that recency inside a
+    pass says nothing.
+
+    Source: Hoang et al., SpecMD, arXiv:2602.03921, as reimplementations describe it: two generations, each first in,
+    first out.
+    """
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+        self._fresh: set[int] = set()
+        self._step = -1
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        order, fresh = self._orders[pool], self._fresh
+        for is_fresh in (False, True):
+            for key in order:
+                if (key in fresh) is is_fresh and not blocked[key]:
+                    yield key
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        if gate.step != self._step:
+            self._step = gate.step
+            self._fresh.clear()
+        self._fresh.update(keys)
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        self._orders[self._pool_of[key]][key] = None
+        self._fresh.add(key)
+
+    def on_evict(self, key: int) -> None:
+        self._orders[self._pool_of[key]].pop(key, None)
+        self._fresh.discard(key)

@@ -1,0 +1,338 @@
+"""Caches that keep a score of every key in arrays: a victim costs one pass of numpy over its pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import Gate
+from sim.policies.pools import Pooled
+from sim.policies.quotas import Quotas
+from sim.types import Cause, Geometry, PoolPlan
+
+Floats = NDArray[np.float64]
+Within = slice | NDArray[np.intp]
+"""Keys of a pool: a slice where they lie side by side, so that numpy works on a view."""
+DISTANCES = ("ahead", "since")
+CURRENT = ("last", "keep")
+INITIAL_COUNTS = ("profile", "none")
+KEPT = float(np.finfo(np.float64).max)
+"""A score above every other: kept longest."""
+
+
+class Scored(Pooled):
+    """Lowest score first, ties by ``_tie``, then lowest key first. A subclass scores; this class chooses."""
+
+    def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
+        # +inf marks what is not resident: it can never be the minimum.
+        self._absent = np.full(geometry.num_keys, np.inf)
+        pool_of = np.asarray(plan.pool_of)
+        self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
+        self._within = [_as_slice(keys) for keys in self._keys]
+        return super().adopt(geometry, plan)
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        keys, within = self._keys[pool], self._within[pool]
+        score = self._score(within)
+        score += self._absent[within]
+        score[np.frombuffer(blocked, np.bool_)[within]] = np.inf
+        tie = self._tie(within)
+        while True:
+            best = int(score.argmin())
+            least = score[best]
+            if least == np.inf:
+                return
+            if tie is not None:
+                tied = np.flatnonzero(score == least)
+                best = int(tied[tie[tied].argmin()])
+            yield int(keys[best])
+            score[best] = np.inf
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        self._absent[key] = 0.0
+
+    def on_evict(self, key: int) -> None:
+        self._absent[key] = np.inf
+
+    def _score(self, within: Within) -> Floats:
+        """A fresh array of finite scores of these keys, lowest first to go."""
+        raise NotImplementedError
+
+    def _tie(self, within: Within) -> NDArray[np.generic] | None:
+        """Of equal scores the lowest of these goes first; None: the lowest key."""
+        return None
+
+
+def _as_slice(keys: NDArray[np.intp]) -> Within:
+    if not len(keys):
+        return keys
+    first, last = int(keys[0]), int(keys[-1]) + 1
+    return slice(first, last) if last - first == len(keys) else keys
+
+
+class WeightedScore(Scored):
+    """Lowest ``p`` first, ties lowest key first.
+
+    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)`` with, for an expert at
+    whatever precision, R the token of its last use, F its token uses and H its token uses at high precision in this
+    sequence; T the tokens so far, l_t the expert's site, l_i the site of the last gate, L the number of sites.
+    With one weight above 0 it is HOBBIT's LRU, LFU, LHU (least used at high precision) or FLD (farthest site) term.
+
+    Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.4, eq. 3.
+    """
+
+    TERMS = ("lru", "lfu", "lhu", "fld")
+
+    def __init__(self, weights: Mapping[str, float], scope: str = "precision", shares: Sequence[float] = (0.8, 0.2),
+                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        numbers = [w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)]
+        numbers = [w for w in numbers if 0 <= w < math.inf]
+        if set(weights) != set(self.TERMS) or len(numbers) != len(self.TERMS):
+            raise ValueError(f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got {dict(weights)}")
+        self.weights = tuple(float(weights[term]) for term in self.TERMS)
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        sites, units = geometry.sites, geometry.units
+        self._plane = geometry.plane
+        self._units = units
+        experts = [[0] * self._plane for _ in range(3)]
+        self._recent, self._uses, self._high_uses = experts
+        planes = len(geometry.precisions)
+        self._base = np.zeros(geometry.num_keys)
+        distance = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
+        far = self.weights[3] * (1 - distance / sites)
+        self._far = np.tile(np.repeat(far, units, axis=1), (1, planes))
+        self._token, self._site = 1, 0
+
+    def _score(self, within: Within) -> Floats:
+        score = self._base[within] / self._token
+        score += self._far[self._site][within]
+        return score
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        plane = self._plane
+        w_lru, w_lfu, w_lhu, _ = self.weights
+        recent, uses, high_uses, base = self._recent, self._uses, self._high_uses, self._base
+        token = self._token = gate.token
+        self._site = gate.site
+        tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
+        for key, precision in zip(keys, wanted, strict=True):
+            expert = key % plane
+            count = tokens_of[expert % self._units]
+            recent[expert] = token
+            uses[expert] += count
+            if precision == 0:
+                high_uses[expert] += count
+            base[expert::plane] = (w_lru * token + w_lfu * uses[expert]) + w_lhu * high_uses[expert]
+
+    def on_sequence(self, sequence: int, begins: bool) -> None:
+        if begins:
+            self._recent, self._uses, self._high_uses = ([0] * self._plane for _ in range(3))
+            self._base[:] = 0.0
+
+
+class FrequencyOverDistance(Scored):
+    """Lowest ``f / d`` first, ties farthest site first, then lowest key.
+
+    f are the expert's token uses, at whatever precision, since the start of the run, on top of those in the trace's fit
+    sequences (``initial_counts: profile``; ``none`` begins at 0); experts of an encoder always have 0, as they are
+    loaded once a prompt. With S sites in the decoder, i the expert's and I that of the last gate (the last site before
+    the first gate, and while an encoder runs), ``distance: ahead`` is the paper's text, d = (i - I) mod S: how soon
+    site i comes. ``since`` is its printed formula, d = (I - i) mod S, which evicts first what comes next. Where d is 0
+    ``current: last`` takes S, as the site has just been and comes last; ``keep`` never evicts it before others.
+
+    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3.3.
+    """
+
+    def __init__(self, distance: str = "ahead", current: str = "last", initial_counts: str = "profile",
+                 scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        for name, value, known in (("distance", distance, DISTANCES), ("current", current, CURRENT),
+                                   ("initial_counts", initial_counts, INITIAL_COUNTS)):  # fmt: skip
+            if value not in known:
+                raise ValueError(f"unknown cache.{name}={value!r}; known: {', '.join(known)}")
+        self._since, self._keeps, self._profiles = distance == "since", current == "keep", initial_counts == "profile"
+        # The profile also tells where the encoder ends.
+        self.needs_profile = True
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        assert self._profile is not None
+        first, sites, planes = self._profile.encoder_sites, geometry.sites, len(geometry.precisions)
+        self._first_decoder, self._plane, self._units = first, geometry.plane, geometry.units
+        decoders = sites - first
+        place = np.arange(sites) - first
+        here = np.where(place < 0, decoders - 1, place)
+        distance = (place[None, :] - here[:, None]) * (-1 if self._since else 1) % decoders
+        by_key = np.tile(np.repeat(distance, geometry.units, axis=1), (1, planes))
+        self._nearest = by_key == 0
+        self._distance = np.where(self._nearest, decoders, by_key)
+        uses = np.zeros((sites, geometry.units))
+        if self._profiles:
+            uses[:, :-1] = self._profile.uses
+        uses[:first] = 0
+        self._uses = np.tile(uses.ravel(), planes)
+        self._site = sites - 1
+
+    def _score(self, within: Within) -> Floats:
+        score: Floats = self._uses[within] / self._distance[self._site][within]
+        if self._keeps:
+            score[self._nearest[self._site][within]] = KEPT
+        return score
+
+    def _tie(self, within: Within) -> NDArray[np.generic]:
+        farthest: NDArray[np.int64] = -self._distance[self._site][within]
+        return farthest
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        self._site = gate.site
+        if gate.site < self._first_decoder:
+            return
+        tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
+        for key in keys:
+            expert = key % self._plane
+            self._uses[expert :: self._plane] += tokens_of[expert % self._units]
+
+
+class ActivationRatio(Scored):
+    """Lowest ``(ratio + epsilon) * (1 - l / L)`` first, ties lowest key first.
+
+    ``ratio`` is the expert's share of all token uses at its site l, of L, since the sequence began (of several, since
+    the last one began): what has been active will be, and early sites come first.
+
+    Source: Xue et al., MoE-Infinity, arXiv:2401.14361; epsilon as in its public code.
+    """
+
+    def __init__(self, epsilon: float = 1e-8, scope: str = "global", shares: Sequence[float] = (),
+                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        self.epsilon = _number("epsilon", epsilon, 0.0, math.inf)
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._plane, self._units, self._num_sites = geometry.plane, geometry.units, geometry.sites
+        self._planes = len(geometry.precisions)
+        self._uses = np.zeros((geometry.sites, geometry.units))
+        self._early = 1 - np.arange(geometry.sites) / geometry.sites
+        self._scores = np.zeros(geometry.num_keys)
+        self._rescore(range(geometry.sites))
+
+    def _score(self, within: Within) -> Floats:
+        return self._scores[within].copy()
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
+        uses = self._uses[gate.site]
+        for key in keys:
+            uses[key % self._units] += tokens_of[key % self._units]
+        self._rescore((gate.site,))
+
+    def on_sequence(self, sequence: int, begins: bool) -> None:
+        if begins:
+            self._uses[:] = 0.0
+            self._rescore(range(self._num_sites))
+
+    def _rescore(self, sites: Sequence[int]) -> None:
+        for site in sites:
+            uses = self._uses[site]
+            score = (uses / max(uses.sum(), 1.0) + self.epsilon) * self._early[site]
+            for first in range(site * self._units, self._planes * self._plane, self._plane):
+                self._scores[first : first + self._units] = score
+
+
+class VisitCount(Scored):
+    """Most often requested while resident first, ties lowest key first; a count is forgotten on eviction.
+
+    Source: the public code of MoE-Infinity of June 2024 (EfficientMoE/MoE-Infinity at 5e096b4), which sorts by
+    ``incache_visit_count`` descending: the opposite of LFU.
+    """
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._visits = np.zeros(geometry.num_keys)
+
+    def _score(self, within: Within) -> Floats:
+        return -self._visits[within]
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        for key in keys:
+            self._visits[key] += 1
+
+    def on_evict(self, key: int) -> None:
+        super().on_evict(key)
+        self._visits[key] = 0
+
+
+class DecayedLFU(Scored):
+    """Smallest decayed count of requests first, ties least recent first.
+
+    A request counts 1 and is worth ``decay`` times as much with each step that follows, whether the key is resident or
+    not.
+    """
+
+    def __init__(self, decay: float = 0.98, scope: str = "global", shares: Sequence[float] = (),
+                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        self.decay = _number("decay", decay, 0.0, 1.0)
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._count = np.zeros(geometry.num_keys)
+        self._stamp = np.zeros(geometry.num_keys, np.int64)
+        self._clock = 0
+        self._step = 0
+
+    def _score(self, within: Within) -> Floats:
+        return self._count[within].copy()
+
+    def _tie(self, within: Within) -> NDArray[np.generic]:
+        stamps: NDArray[np.int64] = self._stamp[within]
+        return stamps
+
+    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+        if gate.step != self._step:
+            self._count *= self.decay ** (gate.step - self._step)
+            self._step = gate.step
+        for key in keys:
+            self._count[key] += 1
+            self._touch(key)
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        super().on_insert(key, cause)
+        # A demand has its place since its request.
+        if cause is not Cause.DEMAND:
+            self._touch(key)
+
+    def _touch(self, key: int) -> None:
+        self._clock += 1
+        self._stamp[key] = self._clock
+
+
+class Random(Scored):
+    """Any resident key, each as likely as the others: drawn anew after every eviction, by a generator of its own."""
+
+    def __init__(self, seed: int = 0, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
+                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(scope, shares, initial, quotas)
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"cache.seed={seed!r} must be a whole number, 0 or more")
+        self.seed = seed
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        self._generator = np.random.default_rng(self.seed)
+        self._draws = self._generator.random(geometry.num_keys)
+
+    def _score(self, within: Within) -> Floats:
+        return self._draws[within].copy()
+
+    def on_evict(self, key: int) -> None:
+        super().on_evict(key)
+        self._generator.random(out=self._draws)
+
+
+def _number(name: str, value: float, above: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most or value == math.inf:
+        raise ValueError(f"cache.{name}={value!r} must be a number above {above:g}" + (
+            f" and at most {most:g}" if most < math.inf else ""))  # fmt: skip
+    return float(value)
