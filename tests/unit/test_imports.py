@@ -26,7 +26,10 @@ LAYERS = (
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers"},
 )  # fmt: skip
-TOP = {"sim", "sim.build", "sim.execute", "sim.demo", "sim.__main__", "real", "real.recording", "real.conformance"}
+TOP = {
+    "sim", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay", "sim.__main__", "real",
+    "real.recording", "real.conformance",
+}  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
 CORE = ["controller", "transfers", "ram", "staging", "slots", "loader", "types", "units", "policies"]

@@ -1,0 +1,252 @@
+"""Does a cache work as it is said to? An engine's residency log, replayed under one contract or many.
+
+``python -m sim.check LOG budget=4000MiB [policy=NAME] [OPTION=VALUE ...]``
+
+LOG is a trace with a residency log (``python -m capture.import_trace format=bigmoe``). ``budget`` is what the engine's
+cache may hold. ``policy`` is a file of ``conf/cache``; options are the policy's own (``recency``, ``initial``,
+``scope``, ..) and the loader's ``retention`` and ``replay_unit``. What is not given is tried, as far as `TRIED` has
+values for it. The answer is which contract explains every flag; of the others, how many flags they explain, and the
+first lookup that they do not, with what the replay's cache did instead.
+
+Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from sim.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, deviations, policy_options
+from sim.residency_log import ResidencyLog, read_log
+
+TRIED: Mapping[str, Sequence[str]] = {
+    "initial": ("empty", "ascending"),
+    "scope": ("global", "site"),
+    "recency": ("rows", "needs"),
+    "counts": ("resident", "sequence", "model"),
+    "retention": ("after_batch", "strict"),
+}
+"""What engines do, by option, tried where it is not given."""
+SERIAL = ("replay_unit", "access")
+"""Tried on top of the best, where nothing explains every flag: one lookup at a time."""
+TRIED_POLICIES = ("lru", "lfu", "fifo")
+UNITS = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
+LARGEST_BUDGET = 1 << 60
+SHOWN = 5
+"""How many of the contracts that do not explain every flag are told of."""
+Progress = Callable[[Sequence[Contract]], Iterable[Contract]]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """One contract: the lookups whose flags it does not explain, in the log's order, and its replay; or why it could
+    not be replayed."""
+
+    contract: Contract
+    wrong: Ints | None
+    replay: Replay | None
+    refusal: str = ""
+
+
+def candidates(policies: Sequence[str], options: Mapping[str, str]) -> list[Contract]:
+    """Each policy with the given options, and every combination of those that are tried. Raise ValueError for an
+    option that none of the policies has."""
+    found = []
+    for policy in policies:
+        has = {*policy_options(policy), *LOADER_OPTIONS}
+        tried = {name: (options[name],) if name in options else values
+                 for name, values in TRIED.items() if name in has}  # fmt: skip
+        tried |= {name: (value,) for name, value in options.items() if name not in tried and name in has}
+        if set(options) <= has:
+            found += [Contract(policy, tuple(zip(tried, values, strict=True))) for values in product(*tried.values())]
+    if not found:
+        known = "; ".join(
+            f"{policy}: {', '.join([*(n for n in policy_options(policy) if n != '_target_'), *LOADER_OPTIONS])}"
+            for policy in policies
+        )
+        raise ValueError(f"no policy has all of the options {', '.join(options)}; options by policy: {known}")
+    return found
+
+
+def check(replayer: Replayer, contract: Contract, budget_bytes: int) -> Verdict:
+    """Replay the log under one contract."""
+    try:
+        replay = replayer.replay(contract, budget_bytes)
+    except ValueError as error:
+        return Verdict(contract, None, None, str(error))
+    return Verdict(contract, deviations(replayer.log, replay), replay)
+
+
+def search(replayer: Replayer, contracts: Sequence[Contract], budget_bytes: int, progress: Progress) -> list[Verdict]:
+    """The verdict on each, best first; lookups one at a time are tried where nothing else explains every flag."""
+    found = _ranked(check(replayer, contract, budget_bytes) for contract in progress(contracts))
+    best = found[0]
+    if best.wrong is not None and len(best.wrong) and SERIAL[0] not in dict(best.contract.options):
+        serial = Contract(best.contract.policy, (*best.contract.options, SERIAL))
+        found = _ranked([*found, check(replayer, serial, budget_bytes)])
+    return found
+
+
+def _ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    return sorted(verdicts, key=lambda verdict: (verdict.wrong is None, 0 if verdict.wrong is None else
+                                                 len(verdict.wrong)))  # fmt: skip
+
+
+# ---- words
+
+
+def where(replayer: Replayer, tick: int) -> str:
+    """A gate by step and layer."""
+    workload, log = replayer.workload, replayer.log
+    site = int(workload.gate_site[tick])
+    return f"step {_step(replayer, tick)}, {_layer(log, site)}"
+
+
+def _step(replayer: Replayer, tick: int) -> int:
+    """The trace's number of a gate's step."""
+    workload = replayer.workload
+    return int(replayer.log.trace.step[workload.row[workload.steps[int(workload.gate_step[tick])].start]])
+
+
+def _layer(log: ResidencyLog, site: int) -> str:
+    layer = log.layers[site]
+    return f"layer {layer}" if layer == site else f"layer {layer} (site {site})"
+
+
+def name(replayer: Replayer, key: int) -> str:
+    """An expert by layer."""
+    site, expert = divmod(key, replayer.units)
+    return f"expert {expert} of {_layer(replayer.log, site)}"
+
+
+def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
+    """A deviation in words: which lookup, what its flag says, what the replay found and how it came to that."""
+    log, tick, key = replayer.log, int(replayer.tick[lookup]), int(replayer.keys[lookup])
+    found = bool(replay.resident[lookup])
+    position = int(log.trace.position[log.row[lookup]])
+    place = (f"row {log.line[lookup]}: step {log.step[lookup]}, {_layer(log, int(log.site[lookup]))}, expert "
+             f"{log.expert[lookup]} (slot {log.slot[lookup]}, position {position})")  # fmt: skip
+    said, was = ("absent", "resident") if found else ("resident", "absent")
+    past = replay.lapse(key, tick, found)
+    story = [f"{place}: the log says {said}, the replay found it {was}."]
+    if found:
+        since = "there from the start" if past.loaded is None else f"loaded at {where(replayer, past.loaded)}"
+        asked = "" if past.asked is None else f", last asked for at {where(replayer, past.asked)}"
+        story.append(f"In the replay it was {since}{asked}, and not evicted since.")
+    elif past.evicted is None:
+        story.append("In the replay it had never been there: no lookup before asked for it.")
+    else:
+        asked = "never asked for" if past.asked is None else f"last asked for at {where(replayer, past.asked)}"
+        reason = ("when its batch was over" if past.evicted_for is None
+                  else f"for {name(replayer, past.evicted_for)}")  # fmt: skip
+        story.append(f"In the replay it was {asked} and evicted at {where(replayer, past.evicted)} {reason}.")
+    if not found and (victims := replay.victims(key, tick)):
+        story.append(f"To load it the replay evicted {' and '.join(name(replayer, victim) for victim in victims)}.")
+    same = np.flatnonzero((replayer.tick == tick) & (replayer.keys == key))
+    if len(same) > 1 and len(set(log.resident[same].tolist())) > 1:
+        story.append("The batch's other lookups of it are flagged differently: one batch finds an expert one way.")
+    return " ".join(story)
+
+
+def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
+    """What the contracts explain, best first."""
+    log = replayer.log
+    total = len(log)
+    lines = [f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged resident"]
+    if log.num_prefetched:
+        lines.append(f"note: {log.num_prefetched} found what the engine had prefetched; a replay prefetches nothing")
+    whole = [verdict for verdict in verdicts if verdict.wrong is not None and not len(verdict.wrong)]
+    for verdict in whole:
+        lines.append(f"explains all {total} flags: {verdict.contract}")
+    if len(whole) > 1:
+        lines.append("this log cannot tell these contracts apart")
+    rest = [verdict for verdict in verdicts if verdict.wrong is not None and len(verdict.wrong)]
+    if not whole:
+        lines.append("no contract explains every flag")
+    for verdict in rest[:SHOWN]:
+        assert verdict.wrong is not None
+        assert verdict.replay is not None
+        right = total - len(verdict.wrong)
+        lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}")
+        lines.append(f"  first deviation: {tell(replayer, verdict.replay, int(verdict.wrong[0]))}")
+    if len(rest) > SHOWN:
+        least = rest[-1].wrong
+        assert least is not None
+        lines.append(f"{len(rest) - SHOWN} more explain fewer, down to {_percent(total - len(least), total)}")
+    lines += [f"not replayed: {verdict.contract}: {verdict.refusal}" for verdict in verdicts if verdict.wrong is None]
+    return lines
+
+
+def _percent(part: int, total: int) -> str:
+    """Rounded down, so that only all of them are 100 %."""
+    return f"{part * 10_000 // total / 100:.2f} %"
+
+
+# ---- arguments
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, int, list[Contract]]:
+    """Directory, budget in bytes, contracts to try. Raise ValueError for the first argument that is wrong."""
+    if not arguments or "=" in arguments[0]:
+        raise ValueError("the first argument must be LOG, the directory of an imported trace with a residency log")
+    given: dict[str, str] = {}
+    for argument in arguments[1:]:
+        key, equals, text = argument.partition("=")
+        if not equals or not key or not text:
+            raise ValueError(f"{argument!r} is no key=value; give budget=, policy= or an option of the policy")
+        if key in given:
+            raise ValueError(f"{key} is given twice; give it once")
+        given[key] = text
+    if "budget" not in given:
+        raise ValueError(
+            "budget is missing: no log tells what the engine's cache may hold; give budget=4000MiB or such"
+        )
+    budget = parse_budget(given.pop("budget"))
+    policy = given.pop("policy", None)
+    return arguments[0], budget, candidates([policy] if policy else TRIED_POLICIES, given)
+
+
+def parse_budget(text: str) -> int:
+    """``4000MiB`` as bytes. Raise ValueError unless it is a number and a unit, at least 1 B."""
+    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})?([A-Za-z]*)", text, re.A)
+    if found is None or found[3] not in UNITS:
+        known = ", ".join(unit for unit in UNITS if unit)
+        raise ValueError(f"budget={text} must be a number and a unit, such as 4000MiB (units: {known})")
+    whole, part, unit = found.groups()
+    budget = int(whole) * UNITS[unit] + int(float(part or 0) * UNITS[unit])
+    if not 1 <= budget <= LARGEST_BUDGET:
+        raise ValueError(f"budget={text} is {budget} B, must be 1 to {LARGEST_BUDGET} B")
+    return budget
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report; the exit status is that of the module's text."""
+    try:
+        directory, budget, contracts = parse(arguments)
+        replayer = Replayer(read_log(directory))
+    except (ValueError, OSError) as error:
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+
+    def shown(items: Sequence[Contract]) -> Iterable[Contract]:
+        return track(items, "replaying", console=Console(stderr=True), transient=True)
+
+    verdicts = search(replayer, contracts, budget, shown)
+    if verdicts[0].wrong is None:
+        print(f"check: none of {len(verdicts)} contracts can be replayed; {verdicts[0].contract}: "
+              f"{verdicts[0].refusal}", file=sys.stderr)  # fmt: skip
+        return 2
+    for line in report(replayer, verdicts):
+        print(line)
+    return 0 if not len(verdicts[0].wrong) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
