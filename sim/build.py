@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.controller import Controller
 from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
+from sim.fitting.prepare import prepare_predictor
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.policies.caches import Belady
@@ -85,6 +86,7 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
         lookahead=part["predictor"].lookahead_sites, norm=steps.lookahead_norm, exclude=choice.exclude,
         max_sequences=choice.max_sequences,
     )  # fmt: skip
+    fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
     _check_parts(part, workload)
     _check_recorded(cfg, part["precision"].constant, workload)
     selector, share = part["precision"], cfg.budget.resident_share
@@ -106,7 +108,7 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, cfg.seed,
-               {str(name): value for name, value in config.items()})  # fmt: skip
+               {str(name): value for name, value in config.items()}, fitted_on)  # fmt: skip
 
 
 def _check_settings(cfg: DictConfig) -> None:
@@ -294,11 +296,15 @@ def _part(cfg: DictConfig, name: str) -> Any:
         raise ValueError(f"{name}: {cause if cause is not None else error}") from error
 
 
+def trace_directory(path: str) -> Path:
+    """Where a trace lies that the configuration names: relative to the working directory, or to the project."""
+    directory = Path(path)
+    return directory if directory.is_absolute() or directory.exists() else ROOT / directory
+
+
 def load_trace(path: str, lookahead_sites: int, active_shares: bool = False) -> Trace:
     """The trace at ``path``, with its lookahead scores where a predictor needs them, and its active shares if asked."""
-    directory = Path(path)
-    if not directory.is_absolute() and not directory.exists():
-        directory = ROOT / directory
+    directory = trace_directory(path)
     if not lookahead_sites and not active_shares:
         return read_trace(directory)
     trace = read_trace(directory)

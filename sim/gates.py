@@ -175,6 +175,15 @@ class StepGate:
         return self.workload.trace.position[self._trace_rows()]
 
     @property
+    def row_token(self) -> IntArray:
+        return self.workload.trace.token[self._trace_rows()]
+
+    @property
+    def gate_input(self) -> FloatArray | None:
+        kept = self.workload.gate_inputs
+        return None if kept is None else kept.of(self._trace_rows(), self.site)
+
+    @property
     def share(self) -> FloatArray | None:
         """Active shares of channels [R, K, P], in the order of ``experts``."""
         trace = self.workload.trace

@@ -62,7 +62,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "miss_penalty": _miss_penalty(decode, geometry.precisions, geometry.bits),
         "union_over_capacity": _union_over_capacity(run),
         "prefetch": prefetch,
-        "prediction": prediction(run.workload, lookups, prefetch["used"]),
+        "prediction": prediction(run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on),
         "ram": _ram(run),
         "bytes": frames.traffic.bytes_by_link(),
         "link_utilisation": {link: ns / makespan if makespan else 0.0 for link, ns in frames.traffic.busy_ns().items()},

@@ -28,3 +28,5 @@ class Run:
     resident_share: float
     seed: int
     config: dict[str, Any]
+    fitted_on: int = 0
+    """How many of the run's sequences the predictor was fitted on."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sim.batching import Batcher, Part, Request, arrival_times
 from sim.choices import Choices, Needs, Rows
+from sim.gate_inputs import GateInputs
 from sim.gates import RoutedChoice, StepGate
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, Trace, TraceSequence
@@ -75,7 +76,8 @@ class Workload:
     with prompts cut to ``prefill_chunk`` rows a step if given (see `Batcher`). Requests arrive, in the order of their
     sequences' numbers, at 0, or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at
     ``arrivals`` (ns).
-    ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``).
+    ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``). ``gate_inputs`` may be put in, for
+    predictors that read them.
 
     ``steps`` are there from the start, unless the run ``is_timed`` (requests arrive over time): then they grow as the
     `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps there are.
@@ -91,6 +93,7 @@ class Workload:
         self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
         self.together, self.prefill_chunk = together, prefill_chunk
+        self.gate_inputs: GateInputs | None = None
         _check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals)
         _check_lookahead(trace, lookahead, norm)
         # Padding stands beside other sequences: where steps are composed there is none.

@@ -61,6 +61,14 @@ class Gate(Choice, Protocol):
     @property
     def row_position(self) -> IntArray: ...
     @property
+    def row_token(self) -> IntArray:
+        """Ids of the rows' tokens, -1 where unknown."""
+
+    @property
+    def gate_input(self) -> FloatArray | None:
+        """What the site's router reads, [R, H]; None where it is not at hand."""
+
+    @property
     def share(self) -> FloatArray | None: ...
     def forecasts(self, sites: int) -> Sequence[Choice]:
         """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any; read-only."""
@@ -97,6 +105,9 @@ class Predictor(Protocol):
         """Forecasts, lazily where they cost something: nearest site first, best expert first inside a site."""
 
     def observe(self, gate: Gate) -> None: ...
+    def afresh(self) -> Predictor:
+        """The same predictor before its first gate, for a second walk through the same gates."""
+
 
 
 class CachePolicy(Protocol):

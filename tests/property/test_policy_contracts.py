@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -23,6 +23,12 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from sim.build import ROOT
+from sim.fitting.fits import fit_predictor, shape_of
+from sim.fitting.prepare import future_needs
+from sim.gate_inputs import GateInputs
+from sim.policies.fitted import FittedPredictor
+from sim.policies.learned import LearnedPerSite
+from sim.policies.predictors import NoPrediction
 from sim.policies.caches import LRU
 from sim.policies.profile import Profile
 from sim.synthesis import synthesize
@@ -278,12 +284,21 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
 # ---- predictors and placements ---------------------------------------------------------------------------------------
 
 
-def _gates() -> list[StepGate]:
-    """One at each site of a prefill and of some decode steps, of a trace with forecasts for three sites ahead."""
+def _workload() -> Workload:
+    """Of a trace with forecasts for three sites ahead and gate inputs of every row."""
     shape = ModelShape("small", "none", 5, 6, 2, 64, 64)
     trace = synthesize(shape, tokens=4, sequences=2, prompt_tokens=3, lookahead=3, lookahead_accuracy=0.5)
+    rows = len(trace.sequence)
+    trace = replace(trace, token=np.arange(rows, dtype=np.int32) % 5)
     workload = Workload(trace, split="all", batching="sequential", lookahead=3)
-    gates = []
+    inputs = np.random.default_rng(0).standard_normal((rows, 5, 64), np.float32)
+    workload.gate_inputs = GateInputs(inputs, np.arange(rows))
+    return workload
+
+
+def _gates() -> list[StepGate]:
+    """One at each site of a prefill and of some decode steps."""
+    workload, gates = _workload(), []
     for step in workload.steps[:4]:
         for site in range(5):
             gate = workload.gate()
@@ -292,6 +307,26 @@ def _gates() -> list[StepGate]:
                 gate.visit(before)
             gates.append(gate)
     return gates
+
+
+def ready(predictor: Any) -> Any:
+    """The predictor with what it has to know beforehand: fitted on the gates' own trace, or made up."""
+    workload = _workload()
+    if hasattr(predictor, "foresee_needs"):
+        predictor.foresee_needs(future_needs(workload))
+    if isinstance(predictor, LearnedPerSite):
+        shape, rng = shape_of(workload.trace.header), np.random.default_rng(1)
+        arrays = {}
+        for site in predictor.sources(shape):
+            given = predictor.num_given(shape, site, 64)
+            arrays[f"site{site}_w0"] = rng.standard_normal((given + 6 * (predictor.history + 1), 6))
+            arrays[f"site{site}_b0"] = rng.standard_normal(6)
+        predictor.know(shape, arrays)
+    elif isinstance(predictor, FittedPredictor):
+        sequences = [sequence.sequence for sequence in workload.sequences]
+        fitted = fit_predictor(predictor, workload.trace, sequences) if predictor.needs_artefact else None
+        predictor.know(shape_of(workload.trace.header), fitted.arrays if fitted else {})
+    return predictor
 
 
 Told = tuple[int, list[int], list[int], list[float], list[int]]
@@ -304,27 +339,46 @@ def told(predictor: Any, gate: StepGate) -> list[Told]:
 
 @each("predictor")
 def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(make_policy: Make) -> None:
-    predictor = make_policy()
+    predictor = ready(make_policy())
     named = 0
     for gate in _gates():
         forecasts = unchanged(predictor, partial(told, predictor, gate))
         sites = [site for site, *_ in forecasts]
         assert all(a < b for a, b in pairwise([gate.site, *sites]))
-        assert all(site < 5 and site - gate.site <= predictor.lookahead_sites for site in sites)
+        assert all(site < 5 for site in sites)
         for site, keys, needs, scores, tokens in forecasts:
             assert 0 < len(needs) == len(set(needs)) == len(scores) == len(tokens)
             assert set(needs) <= set(range(6))
             assert keys == [7 * site + expert for expert in needs], "keys are those of precision 0"
+            assert all(0 <= score <= 1 for score in scores)
         assert [c.site for c, _ in zip(predictor.predict(gate), range(1), strict=False)] == sites[:1]
         assert predictor.observe(gate) is None
         named += len(forecasts)
-    assert bool(named) == bool(predictor.lookahead_sites)
+    assert bool(named) == (not isinstance(predictor, NoPrediction))
+
+
+@each("predictor")
+def test_a_predictor_afresh_answers_as_it_did_at_first(make_policy: Make) -> None:
+    """A second walk through the same gates gives the same answers, and leaves the first predictor as it is."""
+    predictor = ready(make_policy())
+
+    def walk(asked: Any) -> list[list[Told]]:
+        answers = []
+        for gate in _gates():
+            answers.append(told(asked, gate))
+            asked.observe(gate)
+        return answers
+
+    first = walk(predictor)
+    after = pickle.dumps(predictor)
+    assert walk(predictor.afresh()) == first
+    assert pickle.dumps(predictor) == after
 
 
 @each("predictor")
 def test_a_predictor_that_says_it_learns_nothing_is_the_same_after_every_gate(make_policy: Make) -> None:
     """The controller never calls ``observe`` of one that does not learn."""
-    predictor = make_policy()
+    predictor = ready(make_policy())
     before = pickle.dumps(predictor)
     for gate in _gates():
         predictor.observe(gate)

@@ -1,0 +1,150 @@
+"""The files of a fit: ``NAME.json`` says what was fitted on what, ``NAME.npz`` beside it has the arrays.
+
+Nothing in them is trusted: sizes are checked before anything is allocated, and nothing is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.fitted import Shape
+from sim.trace_fields import TraceError, load_object
+
+SCHEMA = 1
+KINDS = "iuf"
+LARGEST_JSON_BYTES = 1 << 24
+LARGEST_ARRAYS_BYTES = 1 << 31
+REFIT = "fit again (python -m sim.fit, python -m capture.fit)"
+FIELDS = ("schema", "kind", "parameters", "trace", "shape", "sequences", "results", "arrays_sha256")
+SHAPE_FIELDS = ("sites", "experts", "top_k", "encoder_sites")
+
+
+class ArtefactError(ValueError):
+    """A fit that is not what it claims, or not for this run. The message names file, value, rule and the way out."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """``kind`` and ``parameters`` are the predictor's; ``trace`` (name, sha256) and ``sequences`` what was fitted on;
+    ``results`` is what the fit says of itself.
+    """
+
+    kind: str
+    parameters: Mapping[str, str | int]
+    trace: Mapping[str, str]
+    shape: Shape
+    sequences: tuple[int, ...]
+    arrays: Mapping[str, NDArray[Any]]
+    results: Mapping[str, float]
+
+
+def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
+    """Write ``name``.json and .npz into ``folder``, in place of those there; the same fit gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, **{key: artefact.arrays[key] for key in sorted(artefact.arrays)})
+    plain = {
+        "schema": SCHEMA, "kind": artefact.kind, "parameters": dict(artefact.parameters), "trace": dict(artefact.trace),
+        "shape": asdict(artefact.shape), "sequences": list(artefact.sequences), "results": dict(artefact.results),
+        "arrays_sha256": hashlib.sha256(packed.getvalue()).hexdigest(),
+    }  # fmt: skip
+    (folder / f"{name}.npz").write_bytes(packed.getvalue())
+    place = folder / f"{name}.json"
+    place.write_text(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    return place
+
+
+def read_artefact(place: Path) -> Artefact:
+    """The fit whose .json file this is. Raise `ArtefactError`."""
+    if place.suffix != ".json":
+        raise ArtefactError(f"predictor.artefact={place} must be the .json file of a fit")
+    try:
+        text = _content(place, LARGEST_JSON_BYTES)
+        arrays = _content(place.with_suffix(".npz"), LARGEST_ARRAYS_BYTES)
+    except OSError as error:
+        raise ArtefactError(f"{place} cannot be read ({error}); name the .json file of a fit, or {REFIT}") from None
+    try:
+        value = load_object(text)
+    except TraceError as error:
+        raise _refusal(place, "the text", error.rule) from None
+    if not isinstance(value, dict) or set(value) != set(FIELDS) or value["schema"] != SCHEMA:
+        raise _refusal(place, "the text", f"must be an object of {', '.join(FIELDS)} with schema {SCHEMA}")
+    digest = hashlib.sha256(arrays).hexdigest()
+    if digest != value["arrays_sha256"]:
+        raise _refusal(place.with_suffix(".npz"), f"sha256 {digest[:12]}", f"must be {value['arrays_sha256']!s:.12}")
+    return _checked(place, value, _arrays(place.with_suffix(".npz"), arrays))
+
+
+def _checked(place: Path, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Artefact:
+    shape, trace, numbers = value["shape"], value["trace"], value["sequences"]
+    if not isinstance(shape, dict) or set(shape) != set(SHAPE_FIELDS) or not all(map(_is_count, shape.values())):
+        raise _refusal(place, f"shape {shape!s:.80}", f"must have whole numbers {', '.join(SHAPE_FIELDS)}")
+    if not isinstance(trace, dict) or set(trace) != {"name", "sha256"} or not _all_text(trace):
+        raise _refusal(place, f"trace {trace!s:.80}", "must have name and sha256")
+    if not isinstance(numbers, list) or not all(map(_is_count, numbers)):
+        raise _refusal(place, f"sequences {numbers!s:.80}", "must be a list of numbers")
+    parameters, results = value["parameters"], value["results"]
+    if not isinstance(parameters, dict) or not all(isinstance(item, str | int) for item in parameters.values()):
+        raise _refusal(place, f"parameters {parameters!s:.80}", "must be names with text or whole numbers")
+    if not isinstance(results, dict) or not all(isinstance(item, int | float) for item in results.values()):
+        raise _refusal(place, f"results {results!s:.80}", "must be names with numbers")
+    return Artefact(str(value["kind"]), parameters, trace, Shape(**shape), tuple(numbers), arrays, results)
+
+
+def _arrays(place: Path, content: bytes) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            # What an entry claims to unpack to is checked before it is unpacked, and its array against that.
+            if sum(entry.file_size for entry in entries) > LARGEST_ARRAYS_BYTES:
+                raise _refusal(place, "the unpacked size", f"must be at most {LARGEST_ARRAYS_BYTES} bytes")
+            return {entry.filename.removesuffix(".npy"): _array(archive, entry, place) for entry in entries}
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, ArtefactError):
+            raise
+        raise _refusal(place, f"the content ({error})", "must be an .npz file") from None
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path) -> NDArray[Any]:
+    with archive.open(entry) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise _refusal(place, f"{entry.filename} version {version}", "must be 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        expected = math.prod(shape) * dtype.itemsize + stream.tell()
+        if dtype.kind not in KINDS or expected != entry.file_size:
+            raise _refusal(place, f"{entry.filename} {dtype} {shape}", f"must be numbers in {entry.file_size} bytes")
+    with archive.open(entry) as stream:
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def _content(place: Path, most: int) -> bytes:
+    # A pipe would block, and a device has no end.
+    if not place.is_file():
+        raise FileNotFoundError(f"no file {place}")
+    if place.stat().st_size > most:
+        raise _refusal(place, f"size {place.stat().st_size}", f"must be at most {most} bytes")
+    return place.read_bytes()
+
+
+def _refusal(place: Path, what: str, rule: str) -> ArtefactError:
+    return ArtefactError(f"{place}: {what} {rule}; {REFIT}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _all_text(values: Mapping[str, object]) -> bool:
+    return all(isinstance(value, str) for value in values.values())

@@ -1,0 +1,98 @@
+"""Before a run: give a predictor what it has to know, or refuse the run by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
+from sim.fitting.fits import artefact_name, shape_of
+from sim.gate_inputs import read_gate_inputs
+from sim.policies.base import Predictor
+from sim.policies.fitted import FittedPredictor
+from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
+from sim.trace import trace_sha256
+from sim.workload import Workload
+
+SHIPPED = Path(__file__).parents[2] / "capture" / "assets" / "predictors"
+"""A folder for each trace, by its name, with the fits that come with the project."""
+
+
+def prepare_predictor(predictor: Predictor | Foreseen | StatedAccuracy, workload: Workload, directory: Path) -> int:
+    """Make ``predictor`` ready for a run of ``workload``, whose trace lies in ``directory``.
+
+    Return how many of the run's sequences it was fitted on: 0 but where every sequence was asked for. Raise ValueError
+    for a fit that is not there, is not of this trace and predictor, or was made on sequences of the run.
+    """
+    if isinstance(predictor, Foreseen | StatedAccuracy):
+        predictor.foresee_needs(future_needs(workload))
+    if not isinstance(predictor, FittedPredictor):
+        return 0
+    seen = 0
+    if predictor.needs_artefact:
+        artefact = find_artefact(predictor, workload)
+        seen = _check_leakage(artefact, workload)
+        try:
+            predictor.know(artefact.shape, artefact.arrays)
+        except ValueError as error:
+            raise ArtefactError(f"the fit {artefact_name(predictor)}: {error}") from None
+    else:
+        predictor.know(shape_of(workload.trace.header), {})
+    if predictor.parameters.get("inputs") == "gate_input":
+        numbers = tuple(sequence.sequence for sequence in workload.sequences)
+        workload.gate_inputs = read_gate_inputs(directory, workload.trace, numbers)
+    return seen
+
+
+def find_artefact(predictor: FittedPredictor, workload: Workload) -> Artefact:
+    """The fit that ``predictor.artefact`` names, or the one that comes with the project for this trace."""
+    header, name = workload.trace.header, artefact_name(predictor)
+    command = "capture.fit" if predictor.kind == "learned" else "sim.fit"
+    fit = f"fit one with python -m {command} predictor=... trace=... (or trace.path=DIR) output_dir=DIR, and give " \
+          f"predictor.artefact=DIR/{name}.json"  # fmt: skip
+    if predictor.artefact is not None:
+        place = Path(predictor.artefact)
+    else:
+        # A trace's name comes from its header, so it must not lead elsewhere.
+        folders = {folder.name: folder for folder in SHIPPED.iterdir()} if SHIPPED.is_dir() else {}
+        if header.name not in folders or not (folders[header.name] / f"{name}.json").is_file():
+            raise ArtefactError(f"no fit {name} comes with the project for trace {header.name}; {fit}")
+        place = folders[header.name] / f"{name}.json"
+    artefact = read_artefact(place)
+    digest = trace_sha256(header)
+    for what, found, wanted in (
+        ("kind", artefact.kind, predictor.kind),
+        ("parameters", dict(artefact.parameters), predictor.parameters),
+        ("model shape", artefact.shape, shape_of(header)),
+        ("trace", artefact.trace["sha256"][:12], digest[:12]),
+    ):
+        if found != wanted:
+            raise ArtefactError(
+                f"{place} was fitted on trace {artefact.trace['name']} with {what} {found}, this run of trace "
+                f"{header.name} has {wanted}; {fit}"
+            )
+    if artefact.trace["sha256"] != digest:
+        raise ArtefactError(f"{place} was fitted on another trace, sha256 {artefact.trace['sha256']}; {fit}")
+    return artefact
+
+
+def _check_leakage(artefact: Artefact, workload: Workload) -> int:
+    seen = sorted(set(artefact.sequences) & {sequence.sequence for sequence in workload.sequences})
+    if seen and workload.split != "all":
+        raise ArtefactError(
+            f"the predictor was fitted on {len(seen)} of the sequences of this run (trace.split={workload.split}: "
+            f"{', '.join(map(str, seen[:8]))}{', ..' if len(seen) > 8 else ''}), so it would be flattered; run "
+            f"trace.split=eval, or trace.split=all to run every sequence all the same"
+        )
+    return len(seen)
+
+
+def future_needs(workload: Workload) -> FutureNeeds:
+    """What the gates of a run will need. Raise ValueError where its steps depend on time."""
+    experts = workload.experts_by_gate()
+    needs = workload.needs
+    cuts = np.searchsorted(needs.tick, np.arange(1, workload.num_gates))
+    weights: Sequence[Sequence[float]] = [part.tolist() for part in np.split(needs.weight, cuts)]
+    return FutureNeeds(workload.experts + 1, workload.gate_step.tolist(), workload.gate_site.tolist(), experts, weights)

@@ -1,0 +1,138 @@
+"""Prediction by the past request whose activations resemble those of the running one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import Choice, Gate
+from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
+from sim.policies.row_forecast import RowForecast
+
+COMPARISONS = ("whole", "later")
+COLLECTIONS = ("fitted", "empty")
+EPSILON = 1e-8
+"""What MoE-Infinity's code adds to every ratio: experts that the match never chose come last, by site and id."""
+
+
+class ActivationMatching(FittedPredictor):
+    """Experts of all later sites by their share of the activations in the most similar past request.
+
+    A request's *activation matrix* [S, E] counts its tokens by site and expert, prompt and this gate included. The
+    distance of two is ``1 - mean over sites of the cosine of their rows`` (0 where a row is empty); the nearest of the
+    collection is the match, of several the first. ``compare: whole`` takes all sites, ``later`` those behind this gate
+    only. An expert's likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / S)``. With
+    ``collection: empty`` there is no match and every share is 0: nearest site first, experts by id.
+
+    ``best`` of all later experts are named (None: all of them): those of the highest likeliness, ties by site, then id.
+    They come site by site, nearest first, which is the contract of forecasts; MoE-Infinity's queue goes by likeliness
+    across sites. Of several sequences in a step each has its own matrix and match, and its forecast is one row.
+
+    Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of June 2024 compares
+    later rows only, and ships without a collection.
+    """
+
+    kind = "activation_matrices"
+
+    def __init__(self, collection: str = "fitted", compare: str = "whole", best: int | None = None,
+                 artefact: str | None = None) -> None:  # fmt: skip
+        super().__init__("all", artefact)
+        for name, value, known in (("collection", collection, COLLECTIONS), ("compare", compare, COMPARISONS)):
+            if value not in known:
+                raise ValueError(f"unknown predictor.{name}={value!r}; known: {', '.join(known)}")
+        if best is not None and (not isinstance(best, int) or isinstance(best, bool) or best < 1):
+            raise ValueError(f"predictor.best={best!r} must be a whole number >= 1, or null for all experts")
+        self.collection, self.compare, self.best = collection, compare, best
+
+    @property
+    def needs_artefact(self) -> bool:
+        return self.collection == "fitted"
+
+    def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
+        """``matrices`` [C, S, E], one of each sequence, in order of their numbers."""
+        shape = sample.shape
+        numbers, request = np.unique(sample.sequence, return_inverse=True)
+        matrices = np.zeros((len(numbers), shape.sites, shape.experts), np.int64)
+        for site in track(range(shape.sites)):
+            rows, experts = np.nonzero(sample.members(site))
+            np.add.at(matrices[:, site], (request[rows], experts), 1)
+        return {"matrices": smallest_counts(matrices)}
+
+    def _take(self, shape: Shape, arrays: Arrays) -> None:
+        if not self.needs_artefact:
+            self._ratios = self._units = np.zeros((0, shape.sites, shape.experts))
+            return
+        counts = require_array(arrays, "matrices", (None, shape.sites, shape.experts), "u").astype(np.float64)
+        self._ratios = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1)
+        self._units = _unit_rows(counts)
+
+    def forget(self) -> None:
+        self._running: dict[int, NDArray[np.int64]] = {}
+
+    def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
+        last = shape.last(gate.site)
+        if gate.site == last:
+            return
+        first = gate.site + 1
+        later = slice(first, last + 1)
+        fading = 1 - np.arange(1, last - gate.site + 1) / shape.sites
+        likeliness = np.empty((0, last - gate.site, shape.experts))
+        for sequence, counts in self._here(gate, shape).items():
+            matrix = self._running.get(sequence, np.zeros((shape.sites, shape.experts), np.int64)).copy()
+            matrix[gate.site] += counts
+            share = self._shares(matrix, gate.site)[later]
+            likeliness = np.concatenate([likeliness, ((share + EPSILON) * fading[:, None])[None]])
+        named = self._named(likeliness)
+        for ahead in range(last - gate.site):
+            found = self._site_forecast(first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0))
+            if found.needs:
+                yield found
+
+    def _site_forecast(self, site: int, shape: Shape, likeliness: NDArray[np.float64]) -> RowForecast:
+        order = np.argsort(-likeliness, axis=1, kind="stable")
+        weights = np.take_along_axis(likeliness, order, axis=1)
+        return RowForecast(site, shape.experts + 1, np.where(weights > 0, order, -1), weights)
+
+    def _named(self, likeliness: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Of [Q, later sites, E], what each sequence names."""
+        flat = likeliness.reshape(len(likeliness), -1)
+        named = np.zeros(flat.shape, np.bool_)
+        best = np.argsort(-flat, axis=1, kind="stable")[:, : self.best]
+        np.put_along_axis(named, best, True, axis=1)
+        return named.reshape(likeliness.shape)
+
+    def _shares(self, matrix: NDArray[np.int64], site: int) -> NDArray[np.float64]:
+        """[S, E]: the shares in the matrix nearest to ``matrix``, as seen at ``site``; 0 without a collection."""
+        if not len(self._ratios):
+            return np.zeros(matrix.shape)
+        from_site = site + 1 if self.compare == "later" else 0
+        rows = slice(from_site, None)
+        cosine = np.einsum("cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64)))
+        # Equal matrices must tie whatever the order of the sum's additions.
+        return np.asarray(self._ratios[int(np.argmax(np.round(cosine, 12)))])
+
+    def observe(self, gate: Gate) -> None:
+        assert self.shape is not None
+        for sequence, counts in self._here(gate, self.shape).items():
+            if sequence not in self._running:
+                self._running[sequence] = np.zeros((self.shape.sites, self.shape.experts), np.int64)
+            self._running[sequence][gate.site] += counts
+
+    def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
+        """By sequence, how many of its rows chose each expert at this gate."""
+        counts: dict[int, NDArray[np.int64]] = {}
+        for sequence, experts in zip(gate.row_sequence.tolist(), gate.experts.tolist(), strict=True):
+            mine = counts.setdefault(sequence, np.zeros(shape.experts, np.int64))
+            for expert in experts:
+                if expert >= 0:
+                    mine[expert] += 1
+        return counts
+
+
+def _unit_rows(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows of length 1; empty ones stay 0."""
+    norm = np.sqrt((counts**2).sum(axis=-1, keepdims=True))
+    return np.asarray(counts / np.where(norm > 0, norm, 1.0))

@@ -1,0 +1,78 @@
+"""A forecast made of likelinesses: what predictors give that do not run a router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import FloatArray, IntArray
+
+Floats = NDArray[np.float64]
+COUNTS = ("top_k", "all")
+
+
+class RowForecast:
+    """What rows are forecast to choose at ``site``. Implements ``Choice``.
+
+    ``experts`` [R, n] are the likeliest experts of each row, best first, -1 where it names fewer; ``weights`` their
+    likelinesses (0 or more, on the supplier's scale), 0 beside -1. ``needs`` are those of all rows, best first: more
+    rows before fewer, then the larger sum of likelinesses, then the smaller id. ``tokens`` counts the rows that name an
+    expert; ``scores`` are HOBBIT's eq. 2 with likelinesses in the place of gate weights: the share of a row's named
+    likeliness that ranks above an expert, over several rows the smallest.
+    """
+
+    __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
+
+    def __init__(self, site: int, units: int, experts: IntArray, weights: FloatArray) -> None:
+        self.site, self.experts, self.weights = site, experts, weights
+        self.needs: Sequence[int]
+        self.tokens: Sequence[int]
+        if len(experts) == 1:
+            self.needs = [expert for expert in experts[0].tolist() if expert >= 0]
+            self.tokens = [1] * len(self.needs)
+        else:
+            named = experts >= 0
+            flat = experts[named].astype(np.int64)
+            rows: NDArray[np.int64] = np.bincount(flat)
+            sums = np.bincount(flat, weights[named])
+            found = np.flatnonzero(rows)
+            found = found[np.lexsort((-sums[found], -rows[found]))]
+            self.needs, self.tokens = found.tolist(), rows[found].tolist()
+        self.keys: list[int] = [site * units + expert for expert in self.needs]
+
+    @property
+    def scores(self) -> Sequence[float]:
+        wide = self.weights.astype(np.float64)
+        total = wide.sum(axis=1, keepdims=True)
+        above = (np.cumsum(wide, axis=1) - wide) / np.where(total > 0, total, 1.0)
+        least: dict[int, float] = {}
+        for expert, score in zip(self.experts.ravel().tolist(), above.ravel().tolist(), strict=True):
+            least[expert] = min(score, least.get(expert, score))
+        return [least[expert] for expert in self.needs]
+
+
+def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
+    """The ``count`` likeliest experts of each row of [R, E], by descending likeliness, then id, and their likelinesses.
+
+    What has likeliness 0 is not named: -1, with 0, behind the others.
+    """
+    order = np.argsort(-likeliness, axis=1, kind="stable")[:, :count]
+    weights = np.take_along_axis(likeliness, order, axis=1)
+    return np.where(weights > 0, order, -1), weights
+
+
+def check_count(experts: str | int) -> None:
+    """Raise ValueError unless ``experts`` says how many a row may name."""
+    if experts not in COUNTS and (not isinstance(experts, int) or isinstance(experts, bool) or experts < 1):
+        raise ValueError(
+            f"predictor.experts={experts!r} must be a whole number >= 1, top_k (as many as the router selects) or all"
+        )
+
+
+def count_of(experts: str | int, top_k: int, num_experts: int) -> int:
+    """How many experts a row may name."""
+    if isinstance(experts, int):
+        return min(experts, num_experts)
+    return top_k if experts == "top_k" else num_experts

@@ -1,0 +1,75 @@
+"""Prediction by the token itself, which is known before the first site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import Choice, Gate
+from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
+
+
+class TokenRoutes(FittedPredictor):
+    """A table from the token's id to the experts of every site: exact where routing is static (hash layers).
+
+    ``likeliness`` is the share of the fitted rows of this token that chose the expert; of a token that was never seen,
+    of all rows. ``sites``: how many later sites are forecast at a gate (None: all of the stack). The first site of a
+    stack is never forecast: no gate comes before it.
+
+    Source: Roller et al., hash layers, arXiv:2106.04426 (static routing); EdgeMoE, arXiv:2308.14352, section 3.1
+    (preloading by the token); Du et al., SiDA, arXiv:2310.18859, predicts all sites beforehand, too, by a network on
+    the embeddings, and then routes by its prediction. Here the model's own routing stands.
+    """
+
+    kind = "token_routes"
+    learns = False
+
+    def __init__(self, sites: int | None = None, experts: str | int = "top_k", artefact: str | None = None) -> None:
+        super().__init__(experts, artefact)
+        if sites is not None and (not isinstance(sites, int) or isinstance(sites, bool) or sites < 1):
+            raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1, or null for all later sites")
+        self.sites = sites
+
+    def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
+        """``tokens`` [V] ascending; ``rows`` [V, S] of each that visit a site, ``counts`` [V, S, E] who chose whom;
+        ``all_rows`` [S] and ``all_counts`` [S, E] the same of all rows.
+        """
+        shape = sample.shape
+        if (sample.token < 0).all():
+            raise ValueError("the trace does not tell which tokens its rows are; choose another predictor")
+        tokens, place = np.unique(np.maximum(sample.token, -1), return_inverse=True)
+        counts = np.zeros((len(tokens), shape.sites, shape.experts), np.int64)
+        rows = np.zeros((len(tokens), shape.sites), np.int64)
+        for site in track(range(shape.sites)):
+            row, expert = np.nonzero(sample.members(site))
+            np.add.at(counts[:, site], (place[row], expert), 1)
+            np.add.at(rows[:, site], place[sample.visits(site)], 1)
+        known = tokens >= 0
+        found = {"tokens": tokens[known], "rows": rows[known], "counts": counts[known],
+                 "all_rows": rows.sum(axis=0), "all_counts": counts.sum(axis=0)}  # fmt: skip
+        return {name: smallest_counts(values) for name, values in found.items()}
+
+    def _take(self, shape: Shape, arrays: Arrays) -> None:
+        tokens = require_array(arrays, "tokens", (None,), "u")
+        rows = require_array(arrays, "rows", (len(tokens), shape.sites), "u")
+        counts = require_array(arrays, "counts", (len(tokens), shape.sites, shape.experts), "u")
+        all_rows = require_array(arrays, "all_rows", (shape.sites,), "u")
+        all_counts = require_array(arrays, "all_counts", (shape.sites, shape.experts), "u")
+        self._place = {token: place for place, token in enumerate(tokens.tolist())}
+        # The last entry stands for every token that was never seen.
+        self._rows = np.concatenate([rows.astype(np.int64), all_rows[None].astype(np.int64)])
+        self._counts = np.concatenate([counts.astype(np.int64), all_counts[None].astype(np.int64)])
+
+    def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
+        last = shape.last(gate.site)
+        if self.sites is not None:
+            last = min(last, gate.site + self.sites)
+        places = [self._place.get(token, len(self._place)) for token in gate.row_token.tolist()]
+        for site in range(gate.site + 1, last + 1):
+            # A token seen only in the other stack is as good as never seen in this one.
+            seen = [place if self._rows[place, site] else len(self._place) for place in places]
+            likeliness = self._counts[seen, site] / np.maximum(self._rows[seen, site], 1)[:, None]
+            yield from self._forecast(site, shape, likeliness)
