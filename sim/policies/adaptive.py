@@ -54,7 +54,9 @@ class Lists:
         ones, twos = self.recent_ghosts, self.frequent_ghosts
         while ones and len(self.recent) + len(ones) > self.capacity:
             del ones[next(iter(ones))]
-        while twos and len(self.recent) + len(self.frequent) + len(ones) + len(twos) > 2 * self.capacity:
+        # A T1 of c keys and one that is on its way loses one without a ghost: it counts c.
+        once = min(len(self.recent) + len(ones), self.capacity)
+        while twos and once + len(self.frequent) + len(twos) > 2 * self.capacity:
             del twos[next(iter(twos))]
 
 

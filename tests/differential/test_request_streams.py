@@ -18,7 +18,7 @@ from sim.costs import FixedDurations
 from sim.engine import simulate
 from sim.loader import Loader
 from sim.policies.base import CachePolicy
-from sim.policies.caches import FIFO, LFU, LRU, Belady
+from sim.policies.caches import FIFO, LFU, LRU, Belady, Foreseeing
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
@@ -106,14 +106,15 @@ def simulated_hits(shape: tuple[int, int, int], seed: int, capacity: int, name: 
 
 
 def run(
-    chosen: np.ndarray, experts: int, capacity: int, name: str, loader: Loader, route: Route = ONE_LINK, ram: str = ""
-) -> tuple[list[int], list[tuple[int, bool]]]:
+    chosen: np.ndarray, experts: int, capacity: int, cache: str | CachePolicy, loader: Loader, route: Route = ONE_LINK,
+    ram: str = "",
+) -> tuple[list[int], list[tuple[int, bool]]]:  # fmt: skip
     """The hits, and key and finding of every lookup in RAM, if ``ram`` names a policy for it."""
     sites = chosen.shape[1]
     workload = Workload(trace_of(chosen, experts))
     geometry = Geometry(sites, experts, 1, ("fp16",), (16.0,), (EXPERT_BYTES,), capacity * EXPERT_BYTES)
-    policy = policy_of(name)
-    if isinstance(policy, Belady):
+    policy = policy_of(cache) if isinstance(cache, str) else cache
+    if isinstance(policy, Foreseeing):
         policy.foresee([[key] for key in keys_of(chosen, experts)])
     controller = Controller(geometry, NoPrediction(), policy, Fixed("fp16"), Load(), loader, route=route,
                             ram_cache=policy_of(ram) if ram else None)  # fmt: skip
@@ -199,7 +200,8 @@ PLAIN: dict[str, Callable[[Sequence[int], int], list[int]]] = {
 
 def library_hits(requests: Sequence[int], capacity: int, name: str) -> list[int]:
     library = pytest.importorskip("libcachesim")
-    cache = {"lru": library.LRU, "lfu": library.LFU, "fifo": library.FIFO, "belady": library.Belady}[name](capacity)
+    cache = {"lru": library.LRU, "lfu": library.LFU, "fifo": library.FIFO, "belady": library.Belady,
+             "arc": library.ARC}[name](capacity)  # fmt: skip
     request = library.Request(obj_size=1)
     again = next_uses(requests)
     hits = []
