@@ -19,10 +19,11 @@ from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
 from sim.fitting.prepare import prepare_predictor
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
-from sim.policies.caches import Belady
+from sim.policies.caches import Foreseeing
 from sim.policies.placements import CpuByCost
 from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
+from sim.policies.profile import Profile
 from sim.run import Run
 from sim.trace import Trace, read_trace
 from sim.types import CapacityError, Geometry
@@ -93,12 +94,11 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     profile_selector(selector, trace)
     geometry = make_geometry(model, selector.precisions, share, missing_variants(selector))
     part["payload"].prepare(geometry, trace.header.sparsities)
-    if isinstance(part["cache"], Belady):
-        part["cache"].foresee(_key_schedule(workload, geometry, selector.constant))
+    inform_caches(part, workload, geometry)
     try:
         controller = make_controller(geometry, part)
     except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_share(cfg, model, selector.precisions)}") from error
+        raise CapacityError(f"{error}{_smallest_share(cfg, model, selector.precisions, workload)}") from error
     ledger = _check_memory(model, hardware, workload, controller)
     durations = Roofline(
         model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
@@ -159,7 +159,7 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
         shares = getattr(part[name], "shares", ())
         if shares and abs(sum(shares) - 1) > 1e-9:
             raise ValueError(f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make it 1")
-    if isinstance(part["cache"], Belady):
+    if isinstance(part["cache"], Foreseeing):
         if part["precision"].constant is None:
             raise ValueError(
                 "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
@@ -168,7 +168,7 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             raise ValueError(
                 "cache=belady knows the future only where steps do not depend on time; set workload.arrivals_per_s=null"
             )
-    if isinstance(part["ram_cache"], Belady):
+    if isinstance(part["ram_cache"], Foreseeing):
         raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
     hardware = part["hardware"]
     if part["placement"].uses_cpu and hardware.cpu is None:
@@ -181,36 +181,6 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
             f"streamed; set loader.dense_slots=0"
         )
-
-
-def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
-    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
-    payload, trace = part["payload"], workload.trace
-    if payload.needs_shares and trace.active_shares is None:
-        raise ValueError(
-            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
-            f"capture it with them, or choose payload.shares=nominal"
-        )
-    if isinstance(part["precision"], PerExpert):
-        part["precision"].check_shape(part["model"].sites, part["model"].experts)
-
-
-def _decision_ns(placement: Any, model: Model) -> int:
-    """Host time of a placement after every gate, on top of the machine's own."""
-    each_us = placement.us_per_assignment if isinstance(placement, CpuByCost) else 0.0
-    if not each_us:
-        return 0
-    seconds = each_us * 2.0**model.experts / 1e6
-    if seconds > LONGEST_DECISION_S:
-        raise ValueError(
-            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take {seconds:.2g} s after every "
-            f"gate; set it to 0 (the decision needs no enumeration)"
-        )
-    return us(each_us * 2**model.experts)
-
-
-def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
-    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
     payload, trace = part["payload"], workload.trace
     if payload.needs_shares and trace.active_shares is None:
         raise ValueError(
@@ -242,6 +212,10 @@ def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometr
     for name in ("cache", "ram_cache"):
         if getattr(part[name], "needs_profile", False):
             part[name].profile(fit_profile(workload.trace))
+
+
+def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
+    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
     hardware, model, predictor, loader = part["hardware"], part["model"], part["predictor"], part["loader"]
     route = hardware.route
     ram_cache = part["ram_cache"] if route.ram_link is not None else None
@@ -258,12 +232,14 @@ def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometr
     )  # fmt: skip
 
 
-def _smallest_share(cfg: DictConfig, model: Model, precisions: tuple[str, ...]) -> str:
+def _smallest_share(cfg: DictConfig, model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
     """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
 
     def works(share: float) -> bool:
         try:
-            make_controller(make_geometry(model, precisions, share), {name: _part(cfg, name) for name in PARTS})
+            part, geometry = {name: _part(cfg, name) for name in PARTS}, make_geometry(model, precisions, share)
+            inform_caches(part, workload, geometry)
+            make_controller(geometry, part)
         except ValueError:
             return False
         return True
@@ -284,13 +260,13 @@ def _check_memory(model: Model, hardware: Hardware, workload: Workload, controll
     return check_memory(
         model, hardware, workload.limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
         overflow_bytes=over, dense_slots=loader.dense_slots,
+        parts_bytes=model.sites * model.experts * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
     )  # fmt: skip
 
 
 def _part(cfg: DictConfig, name: str) -> Any:
     try:
         return instantiate(cfg[name], _convert_="all")
-        parts_bytes=model.sites * model.experts * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
     except InstantiationException as error:
         cause = error.__cause__
         raise ValueError(f"{name}: {cause if cause is not None else error}") from error
@@ -345,6 +321,18 @@ def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
     if not isinstance(selector, PerExpert) or selector.table is None:
         return frozenset()
     return frozenset((1 - p, site, expert) for site, row in enumerate(selector.table) for expert, p in enumerate(row))
+
+
+def fit_profile(trace: Trace) -> Profile:
+    """What the trace's fit sequences chose. Raise ValueError if it has none."""
+    try:
+        workload = Workload(trace, split="fit", batching="sequential")
+    except ValueError as error:
+        raise ValueError(f"this cache is fitted on the fit sequences of a trace; {error}") from error
+    chosen, experts = workload.chosen[0], trace.header.model.experts
+    uses = [np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)]
+    decode = [step.start for step in workload.steps if step.decode]
+    return Profile(np.stack(uses), chosen[decode], trace.header.encoder_sites)
 
 
 def make_geometry(model: Model, precisions: tuple[str, ...], share: float,

@@ -109,7 +109,6 @@ class Predictor(Protocol):
         """The same predictor before its first gate, for a second walk through the same gates."""
 
 
-
 class CachePolicy(Protocol):
     """Says which keys are worth least; the controller says which may go and how many bytes must.
 
@@ -159,19 +158,20 @@ class PrecisionSelector(Protocol):
 class Placement(Protocol):
     """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``; it counts for needs that are absent."""
 
+    uses_cpu: bool
+    """It may answer ``CPU``: a machine without one is refused."""
     constant: int | None
 
     def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]: ...
 
 
 class Payload(Protocol):
-    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more bring other bytes along
-    (a whole layer's), which are gone when they have arrived."""
+    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more bring other bytes
+    along (a whole layer's), which are gone when they have arrived.
+    """
 
     whole: bool
     """Every access moves the whole variant: the controller then never asks."""
-    uses_cpu: bool
-    """It may answer ``CPU``: a machine without one is refused."""
 
     def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
         """Bytes that the ``index``-th need of a gate or forecast must have there, or brings along; 1 or more."""

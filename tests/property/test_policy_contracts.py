@@ -26,10 +26,10 @@ from sim.build import ROOT
 from sim.fitting.fits import fit_predictor, shape_of
 from sim.fitting.prepare import future_needs
 from sim.gate_inputs import GateInputs
+from sim.policies.caches import LRU
 from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.predictors import NoPrediction
-from sim.policies.caches import LRU
 from sim.policies.profile import Profile
 from sim.synthesis import synthesize
 from sim.trace import ModelShape

@@ -81,8 +81,8 @@ def test_an_odd_number_of_bits_takes_whole_bytes() -> None:
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown precision 'fp8'; known: fp16, bf16, int8, int4, int2"):
-        small().expert_bytes("fp8")
+    with pytest.raises(ValueError, match="unknown precision 'int3'; known: fp32, fp16, bf16, int8, int4, int2"):
+        small().expert_bytes("int3")
 
 
 @pytest.mark.parametrize(
