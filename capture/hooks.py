@@ -9,7 +9,7 @@ go to the CPU together, when enough of them wait or when they are taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -26,13 +26,17 @@ from capture.rows import Rows, join_rows
 ROUTING_AND_INPUTS = ("logits", "gate_in", "expert_in")
 RECORDABLE = (*ROUTING_AND_INPUTS, "attn_in")
 FLUSH_BYTES = 64 << 20
+_STORED = {"ids": torch.int16, "weights": torch.float32, "logits": torch.float32}
+_WHOLE, _RECOMPUTED = -1, -2
+"""In place of a member: the router returns nothing but logits, or none."""
 
 
 @dataclass(eq=False)
 class _Site:
-    """What has been seen of one site in the open step."""
+    """What has been seen of one site in the open step, and which member of the router's output is the logits."""
 
     layer: MoELayer
+    member: int | None = None
     gate_in: torch.Tensor | None = None
     output: Any = None
     logits: torch.Tensor | None = None
@@ -41,10 +45,10 @@ class _Site:
 
 @dataclass(eq=False)
 class _Step:
-    """The copies of one step, by name, a tensor [T, ..] for each site of its stack, in order."""
+    """The copies of one step, by name, a tensor of T rows for each site of its stack, in order; shapes as they came."""
 
     rows: StepRows
-    copies: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    copies: dict[str, list[torch.Tensor]]
     apart: bool = False
 
 
@@ -70,6 +74,7 @@ class RouterHooks:
             raise ValueError(f"keep names {unknown}, must be some of {RECORDABLE}")
         self.layers = list(layers)
         self._keep = frozenset(keep)
+        self._columns = ("ids", "weights", *(name for name in RECORDABLE if name in self._keep))
         self._flush_bytes = flush_bytes
         self._sides = {side: [layer for layer in self.layers if layer.side == side] for side in (ENCODER, DECODER)}
         self.tracker = PositionTracker(eos_token_ids, behind_encoder=bool(self._sides[ENCODER]))
@@ -138,7 +143,7 @@ class RouterHooks:
             encoder = side == ENCODER
             rows = self.tracker.step(side, tokens, given.get("attention_mask"), past, encoder=encoder)
             self._watch(cache)
-            self._open = _Step(rows)
+            self._open = _Step(rows, {name: [] for name in self._columns})
             self._next_site = first
 
         return hook
@@ -187,7 +192,7 @@ class RouterHooks:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             values = read(args, kwargs)
             assert isinstance(values, torch.Tensor)
-            site.attn_in = _rows(values, values.dtype)
+            site.attn_in = _copy(values)
 
         return hook
 
@@ -206,26 +211,26 @@ class RouterHooks:
         if step is None or gate_in is None or hidden is None or self._next_site != layer.site:
             raise CaptureError(f"{layer.name}: experts ran out of turn; sites must run once a step, in order")
         self._next_site += 1
-        count, copies, keep = len(step.rows), step.copies, self._keep
-        if ids.numel() != count * layer.top_k:
+        copies, keep = step.copies, self._keep
+        if ids.numel() != step.rows.count * layer.top_k:
             raise CaptureError(
-                f"{layer.name}: choices {list(ids.shape)}, but the step has {count} rows that choose {layer.top_k}; "
-                "layers that see only part of the tokens cannot be recorded"
+                f"{layer.name}: choices {list(ids.shape)}, but the step has {step.rows.count} rows that choose "
+                f"{layer.top_k}; layers that see only part of the tokens cannot be recorded"
             )
-        _add(copies, "ids", _rows(ids, torch.int16))
-        _add(copies, "weights", _rows(weights, torch.float32))
+        copies["ids"].append(ids.clone())
+        copies["weights"].append(_copy(weights))
         if "logits" in keep:
-            logits = _output_logits(layer, site.output, weights, gate_in) if site.logits is None else site.logits
-            _add(copies, "logits", _rows(logits, torch.float32))
+            logits = site.logits
+            copies["logits"].append(_copy(_output_logits(site, weights) if logits is None else logits))
         if "gate_in" in keep:
-            _add(copies, "gate_in", _rows(gate_in, gate_in.dtype))
+            copies["gate_in"].append(_copy(gate_in))
         if "expert_in" in keep:
             together = hidden.shape[-1] == gate_in.shape[-1] and hidden.data_ptr() == gate_in.data_ptr()
             together = together or layer.adapter.reads_router
             step.apart |= not together
-            _add(copies, "expert_in", copies["gate_in"][-1] if together and "gate_in" in keep else _rows(hidden))
+            copies["expert_in"].append(copies["gate_in"][-1] if together and "gate_in" in keep else _copy(hidden))
         if site.attn_in is not None:
-            _add(copies, "attn_in", site.attn_in)
+            copies["attn_in"].append(site.attn_in)
         site.gate_in = site.output = site.logits = site.attn_in = None
 
     # From the device
@@ -249,10 +254,16 @@ class RouterHooks:
         def by_site(name: str) -> torch.Tensor | None:
             if name not in steps[0].copies:
                 return None
-            own = torch.cat([torch.stack(step.copies[name], dim=1) for step in steps]).cpu()
-            return self._at_all_sites(name, own, steps[0].rows.side)
+            stacked = [
+                torch.stack([values.detach().reshape(step.rows.count, -1) for values in step.copies[name]], dim=1)
+                for step in steps
+            ]
+            own = torch.cat(stacked) if len(stacked) > 1 else stacked[0]
+            # Wide enough for any router's arithmetic; inputs stay as they are.
+            own = own.to(_STORED.get(name, own.dtype))
+            return self._at_all_sites(name, own.cpu(), steps[0].rows.side)
 
-        counts = [len(step.rows) for step in steps]
+        counts = [step.rows.count for step in steps]
         ids, weights = by_site("ids"), by_site("weights")
         assert ids is not None
         assert weights is not None
@@ -284,13 +295,9 @@ class RouterHooks:
         return whole
 
 
-def _add(copies: dict[str, list[torch.Tensor]], name: str, values: torch.Tensor) -> None:
-    copies.setdefault(name, []).append(values)
-
-
-def _rows(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy [T, width] on the same device."""
-    return values.detach().reshape(-1, values.shape[-1]).to(dtype or values.dtype, copy=True)
+def _copy(values: torch.Tensor) -> torch.Tensor:
+    """A copy on the same device, without a graph."""
+    return values.detach().clone() if values.requires_grad else values.clone()
 
 
 def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -302,25 +309,39 @@ def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> 
     return null
 
 
-def _output_logits(layer: MoELayer, output: object, weights: torch.Tensor, gate_in: torch.Tensor) -> torch.Tensor:
-    """The logits among what the router returns: the first float tensor with a value for each class.
+def _output_logits(site: _Site, weights: torch.Tensor) -> torch.Tensor:
+    """The logits among what the router returned; a router that returns none is recomputed in float32."""
+    member = site.member
+    if member is None:
+        # The same at every call, so it is looked for once.
+        member = site.member = _logits_member(site.layer, site.output, weights)
+    if member >= 0:
+        return site.output[member]  # type: ignore[no-any-return]
+    if member == _WHOLE:
+        return site.output  # type: ignore[no-any-return]
+    linear = logit_linear(site.layer.router, site.layer.num_experts)
+    assert linear is not None
+    assert site.gate_in is not None
+    bias = None if linear.bias is None else linear.bias.detach().float()
+    return nn.functional.linear(site.gate_in.detach().float(), linear.weight.detach().float(), bias)
 
-    Where a router returns scores and logits of one shape, as dense experts' do, the logits come last. A router that
-    returns none but has a linear layer of its own is recomputed in float32.
+
+def _logits_member(layer: MoELayer, output: object, weights: torch.Tensor) -> int:
+    """Which member of a router's output is the logits: the first with a value for each class.
+
+    Where a router returns scores and logits of one shape, as dense experts' do, the logits come last.
     """
     members = output if isinstance(output, (tuple, list)) else (output,)
     fitting = [
-        member for member in members
+        place for place, member in enumerate(members)
         if isinstance(member, torch.Tensor) and member.is_floating_point() and member.shape[-1] == layer.num_classes
         and member is not weights
     ]  # fmt: skip
-    linear = logit_linear(layer.router, layer.num_experts)
-    if not fitting and linear is not None and linear.in_features == gate_in.shape[-1]:
-        bias = None if linear.bias is None else linear.bias.float()
-        return nn.functional.linear(gate_in.detach().float(), linear.weight.detach().float(), bias)
-    if not fitting:
-        raise CaptureError(
-            f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded; record "
-            "with logits_step=none"
-        )
-    return fitting[-1] if layer.adapter.reads_router else fitting[0]
+    if fitting:
+        return _WHOLE if members is not output else fitting[-1 if layer.adapter.reads_router else 0]
+    if logit_linear(layer.router, layer.num_experts) is not None:
+        return _RECOMPUTED
+    raise CaptureError(
+        f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded; record with "
+        "logits=no"
+    )

@@ -20,18 +20,18 @@ GREEDY_REMEDY = "use plain greedy decoding (num_beams=1, num_return_sequences=1,
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """One forward call of one stack; T = batch x tokens rows, row-major. ``position`` is -1 in rows not ``valid``."""
+    """One forward call of one stack; T = ``count`` = batch x tokens rows, row-major. ``position`` is -1 in rows not
+    ``valid``.
+    """
 
     number: int
     phase: int
     side: str
+    count: int
     sequence: torch.Tensor
     position: torch.Tensor
     token: torch.Tensor
     valid: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.valid)
 
 
 class PositionTracker:
@@ -82,6 +82,7 @@ class PositionTracker:
             number=self._num_steps,
             phase=phase,
             side=side,
+            count=batch * count,
             sequence=sequence[:, None].expand(batch, count).reshape(-1),
             position=torch.where(valid, position, -1).reshape(-1),
             token=tokens.reshape(-1),

@@ -158,13 +158,35 @@ def test_two_candidates_for_the_router_are_refused(model: Any) -> None:
         del block.second
 
 
+class Silent(nn.Module):
+    """Experts that compute nothing, so that a run needs no values."""
+
+    num_experts = EXPERTS
+
+    def forward(self, flat: torch.Tensor, expert_ids: torch.Tensor, expert_scores: torch.Tensor) -> torch.Tensor:
+        return flat
+
+
+def test_no_hook_waits_for_the_device() -> None:
+    """On the meta device there are no values: whoever asks for one, or for a copy on the CPU, fails."""
+    tower = Tower()
+    tower.committee.members = Silent()  # type: ignore[assignment]
+    tower.to("meta")
+    tokens = torch.zeros(2, 5, dtype=torch.long, device="meta")
+    with torch.no_grad(), RouterHooks(discover(tower), eos_token_ids=[2]) as hooks:
+        tower(tokens, attention_mask=torch.ones_like(tokens))
+        tower(tokens[:, :1])
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            hooks.take()
+
+
 class Tower(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(16, 8)
         self.committee = Committee(8)
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         return self.committee(self.words(input_ids))
 
 
