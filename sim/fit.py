@@ -23,6 +23,7 @@ from sim.build import ROOT, TraceChoice, load_trace
 from sim.fitting.artefact import write_artefact
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences
 from sim.policies.fitted import FittedPredictor
+from sim.policies.learned import LearnedPerSite
 from sim.trace import Trace
 
 OUTPUT_DIR = "outputs/predictors"
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(stderr=True)
     try:
         request = request_of(arguments)
+        if isinstance(request.predictor, LearnedPerSite):
+            raise ValueError("a learned predictor is trained by python -m capture.fit, which needs torch")
         with Progress(console=console, transient=True) as progress:
 
             def track(sites: Iterable[int]) -> Iterable[int]:

@@ -40,6 +40,11 @@ def prepare_predictor(predictor: Predictor | Foreseen | StatedAccuracy, workload
             raise ArtefactError(f"the fit {artefact_name(predictor)}: {error}") from None
     else:
         predictor.know(shape_of(workload.trace.header), {})
+    if predictor.parameters.get("inputs") == "scores" and workload.norm != "raw":
+        raise ValueError(
+            f"workload.lookahead_norm={workload.norm}: the networks of predictor.inputs=scores were trained on raw "
+            f"scores; set workload.lookahead_norm=raw"
+        )
     if predictor.parameters.get("inputs") == "gate_input":
         numbers = tuple(sequence.sequence for sequence in workload.sequences)
         workload.gate_inputs = read_gate_inputs(directory, workload.trace, numbers)

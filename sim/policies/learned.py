@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, FloatArray, Gate, IntArray
-from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array
+from sim.policies.fitted import Arrays, FittedPredictor, Shape, require_array
 
 INPUTS = ("ids", "scores", "gate_input")
 Floats = NDArray[np.float32]
@@ -45,9 +44,6 @@ class LearnedPerSite(FittedPredictor):
     def parameters(self) -> dict[str, str | int]:
         return {"inputs": self.inputs, "stride": self.stride, "history": self.history,
                 "score_sites": self.lookahead_sites}  # fmt: skip
-
-    def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        raise ValueError("a learned predictor is trained by python -m capture.fit, which needs torch")
 
     def sources(self, shape: Shape) -> list[int]:
         """The sites that forecast another."""
