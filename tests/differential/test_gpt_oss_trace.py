@@ -19,6 +19,7 @@ from capture.import_trace import main
 from capture.importers.npz import SEQUENCES_FILE
 from sim.controller import Controller
 from sim.loader import Loader
+from sim.policies.base import CachePolicy
 from sim.policies.caches import LRU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
@@ -47,14 +48,15 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     return Workload(read_trace(folder), split="all", exclude=["has_repetition"])
 
 
-def controlled_hits(workload: Workload, slots: int) -> np.ndarray:
-    """Hits [step, site, rank] of a controller with so many slots at each site, cold at first and kept throughout.
+def controlled_hits(workload: Workload, slots: int, cache: CachePolicy | None = None) -> np.ndarray:
+    """Hits [step, site, rank] of a controller with so many slots at each site, kept throughout; LRU, cold at first.
 
     Time does not matter here, so the driver is a loop: a gate, then every transfer it waits for.
     """
     geometry = Geometry(SITES, EXPERTS, TOP_K, ("fp16",), (16.0,), (1,), SITES * slots)
-    cache = LRU(scope="site", initial="empty")
-    controller = Controller(geometry, NoPrediction(), cache, Fixed("fp16"), Load(), Loader())
+    cache = cache or LRU(scope="site", initial="empty")
+    loader = Loader(staging_slots=0 if cache.admits_all else TOP_K)
+    controller = Controller(geometry, NoPrediction(), cache, Fixed("fp16"), Load(), loader)
     gate = workload.gate()
     for step in workload.steps:
         for sequence in step.begins:
