@@ -22,13 +22,14 @@ LAYERS = (
      "trace_storage", "trace_parts", "residency_log",
      "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
-     "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run"},
+     "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
+     "run_log", "lookahead_ranks", "explain_words"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers"},
 )  # fmt: skip
 TOP = {
-    "sim", "sim.fit", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay", "sim.__main__", "real",
-    "real.recording", "real.conformance",
+    "sim", "sim.fit", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay", "sim.explain",
+    "sim.__main__", "real", "real.recording", "real.conformance",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

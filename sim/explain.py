@@ -1,0 +1,161 @@
+"""Why an expert was there, or was not, when a gate asked for it: from what a run has written.
+
+``python -m sim.explain RUN layer=3 expert=5 step=40``
+
+RUN is the output directory of ``python -m sim``. ``layer`` is the layer's number in the model, dense ones counted, as
+the trace's header has it; ``site=`` gives the number among the MoE layers instead. ``step`` is that of ``lookups`` and
+``tokens``. The answer: the outcome; when the expert was last there, and when, for whom and why it went; whether it was
+prefetched and what became of that, or why it was not, as far as the log and the trace tell.
+
+Exit status: 0, or 2 with one message where the run, or the lookup, is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from sim.build import load_trace
+from sim.explain_words import Names, ms, prefetch_story, residency_story
+from sim.lookahead_ranks import forecasts
+from sim.run_log import RunLog
+from sim.trace import Trace
+
+KEYS = ("layer", "site", "expert", "step")
+USAGE = "python -m sim.explain RUN layer=3 expert=5 step=40 (or site=3)"
+
+
+@dataclass(frozen=True)
+class Question:
+    """An expert of a site in a step."""
+
+    step: int
+    site: int
+    expert: int
+
+
+class Explained:
+    """A run and the trace it replayed, if that is still where the run found it."""
+
+    def __init__(self, run: RunLog) -> None:
+        self.run = run
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        path = self.run.choice("trace", "path")
+        try:
+            return load_trace(str(path), lookahead_sites=1)
+        except (ValueError, OSError):
+            return None
+
+    @cached_property
+    def layers(self) -> Sequence[int] | None:
+        """The layer of each site; None where no trace tells."""
+        return None if self.trace is None else [site.layer for site in self.trace.header.sites]
+
+    def site_of(self, layer: int) -> int:
+        """The site of a layer. Raise ValueError if it has none, or no trace tells."""
+        if self.layers is None:
+            raise ValueError(f"layer={layer}: the trace at {self.run.choice('trace', 'path')} cannot be read, which "
+                             f"tells layers from sites; give site= instead (0 to {self.run.sites - 1})")  # fmt: skip
+        if layer not in self.layers:
+            raise ValueError(f"layer={layer} has no experts; layers with experts: {', '.join(map(str, self.layers))}")
+        return self.layers.index(layer)
+
+    def explain(self, asked: Question) -> list[str]:
+        """A few sentences each. Raise ValueError where the step, the site or the expert is not there."""
+        row = self._lookup(asked)
+        run, names = self.run, Names(self.run, self.layers)
+        key = int(row["key"]) if row["key"] >= 0 else asked.site * run.units + asked.expert
+        foreseen = None if self.trace is None else forecasts(run, self.trace, asked.step, asked.site, asked.expert)
+        return [
+            self._outcome(asked, row, names),
+            *residency_story(run, names, key, row),
+            *prefetch_story(run, names, key, row, foreseen),
+        ]
+
+    def _outcome(self, asked: Question, row: dict[str, Any], names: Names) -> str:
+        run = self.run
+        tokens = run.tokens.filter(pl.col("step") == asked.step)
+        of = [f"sequence {s} position {p}" for s, p in tokens.select("sequence", "position").iter_rows()]
+        whose = f"{', '.join(of[:3])}{' ..' if len(of) > 3 else ''}"
+        wanted, served = row["wanted"] or "a skip", row["served"] or "nothing"
+        at = f"at {ms(row['gate_ns'])}, tick {row['tick']}"
+        waited = row["ready_ns"] - row["gate_ns"]
+        parts = [
+            f"Step {asked.step} ({row['phase']}; {whose}), {names.site(asked.site)}, expert {asked.expert}: "
+            f"{row['outcome'].upper()} {at}, for {row['tokens']} token{'s' if row['tokens'] > 1 else ''}; "
+            f"{wanted} was wanted, {served} served."
+        ]
+        if row["outcome"] in ("late", "promoted", "miss"):
+            parts.append(f"It was there {ms(waited)} later.")
+        elif row["outcome"] == "cpu":
+            parts.append(f"The CPU computed it ({run.mechanism('placement')}), done {ms(waited)} later.")
+        elif row["outcome"] == "skip":
+            by = run.mechanism("precision") if row["wanted"] is None else run.mechanism("placement")
+            parts.append(f"{by} left it out: it was not computed.")
+        return " ".join(parts)
+
+    def _lookup(self, asked: Question) -> dict[str, Any]:
+        """The row of ``lookups``. Raise ValueError, with what there is, where there is none."""
+        run, lookups = self.run, self.run.lookups
+        for name, value, count in (("site", asked.site, run.sites), ("expert", asked.expert, run.experts)):
+            if not 0 <= value < count:
+                raise ValueError(f"{name}={value} is not one of this run's {count}; give {name}=0 to {count - 1}")
+        of_step = lookups.filter(pl.col("step") == asked.step)
+        if not len(of_step):
+            steps = lookups["step"].to_list()
+            raise ValueError(f"step={asked.step} is none of this run's; it has steps {min(steps)} to {max(steps)}")
+        of_gate = of_step.filter(pl.col("site") == asked.site)
+        if not len(of_gate):
+            sites = ", ".join(map(str, of_step["site"].unique().sort().to_list()))
+            raise ValueError(f"step={asked.step} has no gate at site {asked.site}; it visits sites {sites}")
+        found = of_gate.filter(pl.col("expert") == asked.expert)
+        if not len(found):
+            experts = ", ".join(map(str, of_gate["expert"].to_list()))
+            raise ValueError(f"expert={asked.expert} was not asked for in step={asked.step} at site {asked.site}; "
+                             f"its needs were experts {experts}")  # fmt: skip
+        return found.row(0, named=True)
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """Directory and numbers. Raise ValueError for the first argument that is wrong."""
+    if not arguments or "=" in arguments[0]:
+        raise ValueError(f"the first argument must be RUN, a run's output directory: {USAGE}")
+    given: dict[str, int] = {}
+    for argument in arguments[1:]:
+        key, equals, text = argument.partition("=")
+        if not equals or key not in KEYS or key in given:
+            raise ValueError(f"{argument!r} must be one of {', '.join(KEYS)}, each once: {USAGE}")
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise ValueError(f"{argument} must be a whole number of 0 or more: {USAGE}")
+        given[key] = int(text)
+    if ("layer" in given) == ("site" in given):
+        raise ValueError(f"give either layer= or site=: {USAGE}")
+    if missing := [key for key in ("expert", "step") if key not in given]:
+        raise ValueError(f"missing {' and '.join(f'{key}=' for key in missing)}: {USAGE}")
+    return arguments[0], given
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the explanation; the exit status is that of the module's text."""
+    try:
+        directory, given = parse(arguments)
+        explained = Explained(RunLog(directory))
+        site = given["site"] if "site" in given else explained.site_of(given["layer"])
+        lines = explained.explain(Question(given["step"], site, given["expert"]))
+    except ValueError as error:
+        print(f"explain: {error}", file=sys.stderr)
+        return 2
+    for line in lines:
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

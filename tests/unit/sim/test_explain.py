@@ -1,0 +1,248 @@
+"""What a run's files tell of a key: against what a witness saw during the run, and a story worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from omegaconf import OmegaConf
+
+from conftest import Configure
+from sim.build import build
+from sim.execute import execute
+from sim.explain import Explained, Question, main
+from sim.lookahead_ranks import forecasts, rows_of_step
+from sim.outputs import write_outputs
+from sim.run import Run
+from sim.run_log import RunLog
+from sim.trace import Trace
+
+MS = 1_000_000
+
+
+@dataclass
+class Witnessed:
+    """A run's files, the run, and each eviction as it happened: key, tick, and the key that claimed its slot."""
+
+    log: RunLog
+    run: Run
+    evictions: list[tuple[int, int, int | None]]
+
+
+def witnessed(folder: Path, configure: Configure, *overrides: str) -> Witnessed:
+    """Simulate, with a witness of every claim and trim, and write the files."""
+    run = build(configure("trace.max_sequences=1", *overrides), "any")
+    controller, slots, seen = run.controller, run.controller.slots, []
+    claim, excess = slots.claim, slots.excess
+
+    def tick() -> int:
+        return len(controller.gate_calls) - 1
+
+    def watched_claim(key: int, must: bool) -> Sequence[int] | None:
+        victims = claim(key, must)
+        seen.extend((victim, tick(), key) for victim in victims or ())
+        return victims
+
+    def watched_excess() -> Sequence[int]:
+        victims = excess()
+        seen.extend((victim, tick(), None) for victim in victims)
+        return victims
+
+    slots.claim, slots.excess = watched_claim, watched_excess  # type: ignore[method-assign,assignment]
+    result = execute(run)
+    write_outputs(folder, result.summary, run.config, result.frames, controller.loader.wait, 1)
+    return Witnessed(RunLog(folder), run, seen)
+
+
+RUNS = {
+    "two_precisions": ("system=hobbit",),
+    "prefetch_on_one": ("system=mixtral_offloading",),
+    "ram": ("system=lru", "hardware=rtx4090_nvme", "predictor=gate_lookahead_1"),
+    "overflow": (
+        "system=lru",
+        "loader.retention=after_batch",
+        "predictor=gate_lookahead_1",
+        "budget.resident_share=0.25",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def seen(request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Witnessed:
+    return witnessed(tmp_path_factory.mktemp("run"), configure, *RUNS[request.param])
+
+
+def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> None:
+    assert seen.evictions
+    told = [
+        (key, event.tick, event.other)
+        for key in sorted({key for key, _, _ in seen.evictions})
+        for event in seen.log.events_of(key) if event.kind == "evicted"
+    ]  # fmt: skip
+    assert told == sorted(seen.evictions, key=lambda each: each[0])
+
+
+def test_a_key_is_told_to_be_there_where_a_lookup_found_it_and_only_there(seen: Witnessed) -> None:
+    """Each 7th lookup, for time's sake."""
+    rows = seen.log.lookups.filter(pl.col("key") >= 0)
+    for key, tick, outcome in rows.gather_every(7).select("key", "tick", "outcome").iter_rows():
+        assert seen.log.is_there(key, tick) == (outcome in ("hit", "high_for_low", "low_for_high")), (key, tick)
+
+
+def test_a_steps_rows_are_those_of_the_run(seen: Witnessed) -> None:
+    workload = seen.run.workload
+    for step in workload.steps[::9]:
+        mine = sorted(workload.row[step.start : step.stop].tolist())
+        assert rows_of_step(seen.log, seen.run.trace, step.index) == mine
+
+
+def test_a_rank_in_the_lookahead_counts_the_scores_above(seen: Witnessed, bundled_trace: Trace) -> None:
+    step, site = seen.run.workload.steps[20], 5
+    row = int(seen.run.workload.row[step.start])
+    for expert in range(8):
+        found = forecasts(seen.log, bundled_trace, step.index, site, expert)
+        assert [each.ahead for each in found] == [1, 2, 3]
+        for each in found:
+            scores = bundled_trace.lookahead["raw"][row, site - each.ahead, each.ahead - 1].tolist()
+            assert each.rank == 1 + sum(score > scores[expert] for score in scores)
+            # Of two chosen by softmax, the two highest scores.
+            assert each.experts == tuple(sorted(np.argsort(scores)[-2:].tolist()))
+            assert each.chosen_by == (each.rank <= 2)
+
+
+def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trace) -> None:
+    explained = Explained(seen.log)
+    explained.trace = bundled_trace
+    for outcome in seen.log.lookups["outcome"].unique().sort():
+        row = seen.log.lookups.filter(pl.col("outcome") == outcome).row(-1, named=True)
+        told = explained.explain(Question(row["step"], row["site"], row["expert"]))
+        assert f", expert {row['expert']}: {outcome.upper()} at " in told[0]
+        assert len(told) > 1, outcome
+        if outcome == "miss":
+            assert told[-1].startswith(("No prefetch was queued", "A prefetch was queued"))
+
+
+# ---- by hand
+
+
+def by_hand(folder: Path) -> Path:
+    """Two sites of three experts, two slots. Step 0 loads expert 0 of site 1, step 1 prefetches expert 1 in its place,
+    step 2 needs expert 0 again, while a prefetch of expert 2 is on the link. Gate t is at t + 1 ms.
+    """
+    sites, needs = [0, 1, 0, 1, 0, 1], [0, 4, 0, 5, 0, 4]
+    outcomes = ["hit", "miss", "hit", "hit", "hit", "miss"]
+    ready = [1.0, 2.5, 3.0, 4.0, 5.0, 7.0]
+    pl.DataFrame({
+        "tick": range(6), "step": [0, 0, 1, 1, 2, 2], "phase": ["decode"] * 6, "site": sites, "key": needs,
+        "expert": [key % 4 for key in needs], "wanted": ["fp16"] * 6, "served": ["fp16"] * 6, "outcome": outcomes,
+        "tokens": [1] * 6, "gate_ns": [(t + 1) * MS for t in range(6)], "ready_ns": [int(t * MS) for t in ready],
+    }).write_parquet(folder / "lookups.parquet")  # fmt: skip
+    moves = [  # number, key, class, queued, start and end in ms, victim, outcome
+        (0, 4, "demand", 2.0, 2.0, 2.5, None, "loaded"),
+        (1, 5, "prefetch", 3.0, 3.0, 3.8, 4, "used"),
+        (2, 6, "prefetch", 5.0, 5.0, 6.4, 5, "unused_at_end"),
+        (3, 4, "demand", 6.0, 6.4, 7.0, None, "loaded"),
+    ]
+    pl.DataFrame(
+        [(n, "pcie", 0, key, kind, 8, *(int(t * MS) for t in times), victim, outcome)
+         for n, key, kind, *times, victim, outcome in moves],
+        schema=["number", "link", "hop", "key", "class", "moved_bytes", "queued_ns", "start_ns", "end_ns", "victim",
+                "outcome"], orient="row",
+    ).write_parquet(folder / "transfers.parquet")  # fmt: skip
+    calls: list[tuple[int, str, int, int, int | None, str | None]] = [
+        (1, "lookup", 0, 0, None, "hit"), (2, "lookup", 1, 4, None, "miss"), (3, "issue", 1, 4, None, None),
+        (5, "lookup", 2, 0, None, "hit"), (5, "queue_prefetch", 2, 5, None, None), (6, "issue", 2, 5, 4, None),
+        (8, "lookup", 3, 5, None, "hit"), (9, "lookup", 4, 0, None, "hit"), (9, "queue_prefetch", 4, 6, None, None),
+        (10, "issue", 4, 6, 5, None), (11, "lookup", 5, 4, None, "miss"), (12, "issue", 5, 4, None, None),
+    ]  # fmt: skip
+    pl.DataFrame(calls, schema={"call": pl.Int64, "kind": pl.String, "tick": pl.Int64, "key": pl.Int64,
+                                "victim": pl.Int64, "outcome": pl.String}, orient="row"
+                 ).write_parquet(folder / "decisions.parquet")  # fmt: skip
+    tokens = {"step": [0, 1, 2], "sequence": [0, 0, 0], "position": [3, 4, 5]}
+    pl.DataFrame(tokens).write_parquet(folder / "tokens.parquet")
+    config: dict[str, Any] = {
+        "model": {"sites": 2, "experts": 3, "top_k": 1}, "cache": {"_target_": "a.LRU", "scope": "global"},
+        "predictor": {"_target_": "a.GateLookahead", "sites": 1}, "trace": {"path": str(folder / "no_trace")},
+        "loader": {"depth": "all"},
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    return folder
+
+
+def test_a_miss_is_told_with_what_took_its_place_and_what_held_the_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(by_hand(tmp_path)), "site=1", "expert=0", "step=2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Step 2 (decode; sequence 0 position 5), site 1, expert 0: MISS at 6.000 ms, tick 5, for 1 token; fp16 was "
+        "wanted, fp16 served. It was there 1.000 ms later.",
+        "Site 1 expert 0 was last there since 2.500 ms, by a demand issued after tick 1 (step 0, site 1), last used at "
+        "tick 1 (step 0, site 1), until tick 2 (step 1, site 0). It was evicted for a prefetch of site 1 expert 1: LRU "
+        "ranked it lowest of what was neither pinned nor forecast. Pinned then, as that gate's needs: site 0 expert 0.",
+        "The demand waited 0.400 ms for pcie and took 0.600 ms; meanwhile pcie served 1 prefetch (0.400 ms): site 1 "
+        "expert 2.",
+        "No prefetch was queued; the trace cannot be read, so what GateLookahead forecast is not told.",
+    ]
+
+
+def test_a_hit_is_told_with_the_prefetch_that_brought_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(by_hand(tmp_path)), "site=1", "expert=1", "step=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "It had come as a prefetch over pcie, issued after tick 2 (step 1, site 0), arrived at 3.800 ms, 0.200 ms "
+        "before this gate.",
+        "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited 0.000 ms for pcie and "
+        "moved from 3.000 ms to 3.800 ms, 0.200 ms before the gate asked.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["site=1", "expert=2", "step=2"], "its needs were experts 0"),
+        (["site=2", "expert=0", "step=2"], "site=2 is not one of this run's 2; give site=0 to 1"),
+        (["site=1", "expert=9", "step=2"], "expert=9 is not one of this run's 3"),
+        (["site=1", "expert=0", "step=3"], "step=3 is none of this run's; it has steps 0 to 2"),
+        (["layer=1", "expert=0", "step=2"], "give site= instead"),
+        (["expert=0", "step=2"], "give either layer= or site="),
+        (["site=1", "layer=1", "expert=0", "step=2"], "give either layer= or site="),
+        (["site=1", "step=2"], "missing expert="),
+        (["site=x", "expert=0", "step=2"], "site=x must be a whole number"),
+        (["site=1", "site=1", "step=2"], "each once"),
+    ],
+)
+def test_a_lookup_that_is_not_there_is_refused_with_what_is(
+    tmp_path: Path, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(by_hand(tmp_path)), *arguments]) == 2
+    told = capsys.readouterr()
+    assert why in told.err
+    assert not told.out
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "decisions.parquet", "lookups.parquet", "transfers.parquet"])
+def test_a_folder_that_is_no_whole_run_is_refused(
+    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (by_hand(tmp_path) / missing).unlink()
+    assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
+    told = capsys.readouterr().err
+    assert missing in told
+    assert "outputs=all" in told
+
+
+def test_a_log_without_decisions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = by_hand(tmp_path) / "decisions.parquet"
+    pl.read_parquet(place).clear().write_parquet(place)
+    assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
+    assert "decisions.parquet has no rows" in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_no_yaml_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (by_hand(tmp_path) / "config.yaml").write_text("model: [")
+    assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
+    assert "config.yaml cannot be read" in capsys.readouterr().err
