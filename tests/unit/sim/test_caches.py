@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sim.policies.caches import FIFO, LFU, LRU, Belady, Transient, WeightedScore
-from sim.types import Cause, Geometry, Outcome
-
-ONE_SITE = Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 6)
-FOUR_SITES = Geometry(4, 2, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 99)
-"""Units are 3 and a plane is 12 keys: site 1 is 3 4, site 3 is 9 10; at low precision 15 16 and 21 22."""
-
-
-def gate(site: int = 0, token: int = 1, tick: int = 0, **tokens: int) -> Any:
-    """``e3=2``: two rows chose expert 3."""
-    needs = [int(name[1:]) for name in tokens]
-    return SimpleNamespace(site=site, token=token, tick=tick, needs=needs, tokens=list(tokens.values()))
-
-
-def begin(policy: Any, *keys: int, geometry: Geometry = ONE_SITE) -> Any:
-    policy.pools(geometry)
-    for key in keys:
-        policy.on_insert(key, Cause.INITIAL)
-    return policy
-
-
-def ask(policy: Any, *keys: int, missed: Sequence[int] = (), at: Any = None, wanted: Sequence[int] = ()) -> None:
-    outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
-    policy.on_requests(keys, list(wanted) or [0] * len(keys), outcomes, at or gate(**{f"e{key}": 1 for key in keys}))
-
-
-def order(policy: Any, *blocked: int, pool: int = 0, geometry: Geometry = ONE_SITE) -> list[int]:
-    flags = bytearray(geometry.num_keys)
-    for key in blocked:
-        flags[key] = 1
-    return list(policy.victims(pool, 0, flags))
-
+from sim.policies.caches import (
+    ARC,
+    FIFO,
+    LFU,
+    LRU,
+    ActivationRatio,
+    Belady,
+    CostAwareBelady,
+    DecayedLFU,
+    Foreseeing,
+    FrequencyOverDistance,
+    LeastStale,
+    Popular,
+    Random,
+    Transient,
+    VisitCount,
+    WeightedScore,
+)
+from sim.policies.profile import Profile
+from sim.types import Cause, Geometry
+from unit.sim.asking import FOUR_SITES, ask, begin, gate, order
 
 # ---- LRU and FIFO ----------------------------------------------------------------------------------------------------
 
@@ -89,7 +78,7 @@ def rows(*experts: tuple[int, ...]) -> Any:
     """A gate of several rows, each with its experts by rank (-1: none); needs go by the number of rows, then id."""
     count = Counter(expert for row in experts for expert in row if expert >= 0)
     needs = sorted(count, key=lambda expert: (-count[expert], expert))
-    return SimpleNamespace(site=0, token=3, tick=0, needs=needs, tokens=[count[e] for e in needs],
+    return SimpleNamespace(site=0, token=3, tick=0, step=0, needs=needs, tokens=[count[e] for e in needs],
                            experts=np.array(experts))  # fmt: skip
 
 
@@ -316,15 +305,26 @@ EVERY = {
     "LFU by model": lambda: LFU("model", initial="empty"),
     "weighted": lambda: WeightedScore(dict.fromkeys(WeightedScore.TERMS, 1.0), "global", (), "empty"),
     "Belady": lambda: Belady(initial="empty"),
+    "Belady with costs": lambda: CostAwareBelady(initial="empty"),
+    "LFU that decays": lambda: DecayedLFU(initial="empty"),
+    "least stale": lambda: LeastStale(initial="empty"),
+    "ARC": lambda: ARC(initial="empty"),
+    "frequency over distance": lambda: FrequencyOverDistance(initial="empty"),
+    "activation ratio": lambda: ActivationRatio(initial="empty"),
+    "visit count": lambda: VisitCount(initial="empty"),
+    "random": lambda: Random(initial="empty"),
 }
+REFUSING = {"Belady with bypass": lambda: Belady(initial="empty", bypass=True), "popular": lambda: Popular([[0, 0]])}
 
 
-@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("make", (EVERY | REFUSING).values(), ids=EVERY | REFUSING)
 def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(make: Callable[[], Any]) -> None:
     """3 is absent and computed on the CPU, twice; 0 is there, and stays."""
     policy = make()
-    if isinstance(policy, Belady):
+    if isinstance(policy, Foreseeing):
         policy.foresee([[0, 3], [3]])
+    if policy.needs_profile:
+        policy.profile(Profile(np.ones((1, 6), np.int64), np.zeros((1, 1, 2), np.int64)))
     begin(policy, 0)
     for tick, keys in enumerate([(0, 3), (3,)]):
         ask(policy, *keys, missed=[3], at=SimpleNamespace(**vars(rows(keys)) | {"tick": tick}))
@@ -356,46 +356,6 @@ def test_a_need_that_comes_into_the_pool_from_staging_has_the_recency_of_its_req
 
 
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
-def test_every_policy_of_this_project_admits_all(make: Callable[[], Any]) -> None:
+def test_every_policy_but_those_that_bypass_or_keep_a_list_admits_all(make: Callable[[], Any]) -> None:
     assert make().admits_all
     assert all(make().admit(3, cause) for cause in Cause)
-
-
-# ---- Belady ----------------------------------------------------------------------------------------------------------
-
-
-def foreseen(schedule: list[list[int]], *keys: int) -> Any:
-    policy = Belady(initial="empty")
-    policy.foresee(schedule)
-    return begin(policy, *keys)
-
-
-def test_the_latest_next_request_goes_first_and_the_largest_key_of_those_never_asked_for() -> None:
-    policy = foreseen([[0], [1], [0], [2]], 0, 1, 2, 4, 5)
-    assert order(policy) == [5, 4, 2, 1, 0]
-    ask(policy, 0)
-    assert order(policy) == [5, 4, 2, 0, 1]
-
-
-def test_inside_a_gate_the_later_need_is_requested_later() -> None:
-    assert order(foreseen([[3, 1, 2]], 1, 2, 3)) == [2, 1, 3]
-
-
-def test_a_key_that_was_asked_for_the_last_time_goes_first() -> None:
-    policy = foreseen([[0, 1], [1]], 0, 1)
-    ask(policy, 0, 1, at=gate(tick=0))
-    assert order(policy) == [0, 1]
-    ask(policy, 1, at=gate(tick=1))
-    assert order(policy) == [1, 0]
-
-
-def test_a_wave_tells_of_some_needs_of_its_gate_only() -> None:
-    policy = foreseen([[0, 1], [0], [1]], 0, 1)
-    ask(policy, 0, at=gate(tick=0))
-    ask(policy, 1, at=gate(tick=0))
-    assert order(policy) == [1, 0]
-
-
-def test_belady_without_a_future_is_refused() -> None:
-    with pytest.raises(ValueError, match="cache=belady needs the run's future requests"):
-        Belady().pools(ONE_SITE)
