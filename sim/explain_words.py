@@ -145,9 +145,9 @@ def prefetch_story(run: RunLog, names: Names, key: int, row: dict[str, Any],
     """What became of the prefetch for this gate, or why there was none."""
     tick = int(row["tick"])
     step, site = int(row["step"]), int(row["site"])
-    # A forecast is for a site of the same step: older ones were for earlier gates.
-    first = int(run.lookups.filter(pl.col("step") == step)["tick"].min())  # type: ignore[arg-type]
-    queued = [e for e in run.events_of(key) if e.kind == "queue_prefetch" and first <= e.tick < tick]
+    # What was queued before the site's last gate was queued for that one.
+    since = run.last_gate(site, tick)
+    queued = [e for e in run.events_of(key) if e.kind == "queue_prefetch" and since <= e.tick < tick]
     stories = [_of_queued(run, names, key, queued[-1], row)] if queued else []
     if row["outcome"] == "late" and not queued:
         moves = [move for move in run.moves_of(key) if move.tick < tick]
@@ -230,6 +230,8 @@ def _why_none(run: RunLog, names: Names, row: dict[str, Any], step: int, site: i
     if predictor == "NoPrediction":
         return "No prefetch was queued: the run has no predictor."
     depth = run.choice("predictor", "sites")
+    if run.ticks_of_step(step)[0] == row["tick"]:
+        return "No prefetch was queued: its gate is the step's first, and lookahead stays inside a step."
     if foreseen is None or not foreseen:
         what = "the trace cannot be read" if foreseen is None else "the trace has no lookahead scores for this gate"
         return f"No prefetch was queued; {what}, so what {predictor} forecast is not told."
@@ -261,6 +263,16 @@ def _not_queued(run: RunLog, names: Names, row: dict[str, Any], tick: int, forec
     there = [key for key in keys if run.is_there(key, tick)]
     if there:
         return f"{names.key(there[0])} was there then"
+    at = run.gate(tick)[2]
+    moving = [move.key for key in keys for move in run.moves_of(key) if move.queued_ns <= at < move.end_ns]
+    if moving:
+        return f"{names.key(moving[0])} was on its way then"
+    since = run.last_gate(site, int(row["tick"]))
+    for key in keys:
+        if earlier := [e for e in run.events_of(key) if e.kind == "queue_prefetch" and since <= e.tick <= tick]:
+            return (
+                f"{names.key(key)} was queued, at {names.gate(earlier[-1].tick)}, where {row['wanted']} is wanted now"
+            )
     queued = run.decisions.filter((pl.col("kind") == "queue_prefetch") & (pl.col("tick") == tick))["key"].to_list()
     nearer = [key for key in queued if key // run.units % run.sites < site]
     if run.choice("loader", "depth") == "first_missing":
@@ -271,7 +283,7 @@ def _not_queued(run: RunLog, names: Names, row: dict[str, Any], tick: int, forec
     budget = run.choice("loader", "prefetch_budget")
     if type(budget) is int and len(queued) >= budget:
         return f"the budget of {budget} was used up ({names.keys(queued)})" if budget else "the budget is 0"
-    return "no row tells why (the selector may have left it out, or a copy of it was on its way)"
+    return "no row tells why (the selector may have left it out)"
 
 
 def _on_its_way(run: RunLog, tick: int, site: int, planes: Sequence[int]) -> int | None:

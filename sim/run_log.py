@@ -139,6 +139,16 @@ class RunLog:
         """Step, site and time in ns of a gate."""
         return self._gates[tick]
 
+    def ticks_of_step(self, step: int) -> list[int]:
+        """The gates of a step that asked for something, in order."""
+        ticks: list[int] = self.lookups.filter(pl.col("step") == step)["tick"].unique().sort().to_list()
+        return ticks
+
+    def last_gate(self, site: int, tick: int) -> int:
+        """The last gate of a site before another; -1 if there is none."""
+        ticks = self.lookups.filter((pl.col("site") == site) & (pl.col("tick") < tick))["tick"].to_list()
+        return max(ticks, default=-1)
+
     @cached_property
     def _gate_calls(self) -> dict[int, int]:
         calls = self._own_lookups.group_by("tick").agg(pl.col("call").min())

@@ -16,7 +16,8 @@ from conftest import Configure
 from sim.build import build
 from sim.execute import execute
 from sim.explain import Explained, Question, main
-from sim.lookahead_ranks import forecasts, rows_of_step
+from sim.explain_words import Names, prefetch_story
+from sim.lookahead_ranks import Forecast, forecasts, rows_of_step
 from sim.outputs import write_outputs
 from sim.run import Run
 from sim.run_log import RunLog
@@ -198,6 +199,25 @@ def test_a_hit_is_told_with_the_prefetch_that_brought_it(tmp_path: Path, capsys:
         "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited 0.000 ms for pcie and "
         "moved from 3.000 ms to 3.800 ms, 0.200 ms before the gate asked.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("chosen_by", "loader", "why"),
+    [
+        (0, {}, "1 site before (site 0) the lookahead ranked it 2 of 3, outside the 1 forecast."),
+        (1, {"prefetch_budget": 1}, "among those forecast, but the budget of 1 was used up (site 1 expert 2)."),
+        (1, {"depth": "all"}, "among those forecast, but no row tells why (the selector may have left it out)."),
+    ],
+)
+def test_why_nothing_was_queued_is_told_by_rank_and_by_budget(
+    tmp_path: Path, chosen_by: int, loader: dict[str, Any], why: str
+) -> None:
+    run = RunLog(by_hand(tmp_path))
+    run.config["loader"] = loader
+    row = run.lookups.row(5, named=True)
+    told = prefetch_story(run, Names(run, None), 4, row, [Forecast(1, 2, 1, chosen_by, (2,))])
+    assert told[-1].startswith("No prefetch was queued for it in this step. 1 site before")
+    assert told[-1].endswith(why)
 
 
 @pytest.mark.parametrize(
