@@ -107,6 +107,31 @@ def test_hidden_files_agree_with_the_columns(captured: Path, trace: Trace, numbe
     assert np.abs(ahead - trace.lookahead["raw"][own][:, :-1, 0]).max() < 0.2
 
 
+def test_thresholds_are_fitted_on_the_fit_sequences_alone(captured: Path, trace: Trace) -> None:
+    """Oracle: the gate inputs of a fresh run, through the up matrix written out, and a sort."""
+    model = build("mixtral")
+    seen: list[torch.Tensor] = []
+    layer = model.model.layers[1].mlp
+    handle = layer.gate.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach().clone()))
+    chosen = []
+    for item in trace.header.sequences:
+        own = trace.sequence == item.sequence
+        if item.split == "fit":
+            with torch.no_grad():
+                model(torch.from_numpy(trace.token[own].astype(np.int64))[None])
+            chosen.append(trace.ids[own, 1])
+    handle.remove()
+    inputs, ids = torch.cat([values.reshape(-1, values.shape[-1]) for values in seen]), np.concatenate(chosen)
+    stored = safetensors.numpy.load_file(captured / "thresholds.safetensors")["thresholds"][1]
+    for expert in range(6):
+        rows = (ids == expert).any(-1)
+        up = layer.experts.gate_up_proj[expert].detach().chunk(2)[1]
+        ordered = (inputs[torch.from_numpy(rows)] @ up.T).abs().flatten().sort().values
+        for rank, sparsity in enumerate((0.5, 0.9)):
+            place = int(np.ceil(sparsity * len(ordered) - 1e-9)) - 1
+            assert stored[expert, rank] == pytest.approx(float(ordered[place]), rel=1e-4)
+
+
 def test_the_rules_route_the_stored_ids(trace: Trace) -> None:
     assert trace.logits is not None
     for site in trace.header.sites:

@@ -22,6 +22,12 @@ from capture.shards import Shards
 from sim.trace import read_trace
 
 SEQUENCES = 8
+
+
+class Died(Exception):
+    """Stands for the end of the process."""
+
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -97,12 +103,12 @@ def test_stopped_among_the_sites_it_runs_no_sequence_again(
 
     def failing(layer, *rest):  # type: ignore[no-untyped-def]
         if len(measured) == 2:
-            raise KeyboardInterrupt
+            raise Died
         measured.append(layer.site)
         measure_site(layer, *rest)
 
     monkeypatch.setattr(capture.record, "measure_site", failing)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Died):
         main([*arguments, f"output_dir={tmp_path / 'trace'}"])
     monkeypatch.setattr(capture.record, "measure_site", lambda layer, *rest: (measured.append(layer.site),
                                                                             measure_site(layer, *rest)))  # fmt: skip
@@ -118,10 +124,10 @@ def test_another_capture_is_not_continued(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise Died
 
     monkeypatch.setattr(capture.record, "measure_site", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Died):
         main([*arguments, f"output_dir={tmp_path / 'trace'}"])
     assert main([*arguments, "lookahead=1", "seed=3", f"output_dir={tmp_path / 'trace'}"]) == 2
     message = capsys.readouterr().err
