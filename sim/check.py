@@ -41,6 +41,8 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20
 LARGEST_BUDGET = 1 << 60
 SHOWN = 5
 """How many of the contracts that do not explain every flag are told of."""
+LOOKED_THROUGH = 64
+"""Deviations among which evidence of an exchanged expert is sought."""
 Progress = Callable[[Sequence[Contract]], Iterable[Contract]]
 
 
@@ -155,6 +157,39 @@ def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
     return " ".join(story)
 
 
+def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int] | None:
+    """Where the log may name another expert than the engine asked for, if the deviations show it: the lookup, and a
+    later deviation that is the evidence.
+
+    An expert is missing in the replay, and later another of its layer is there that should not be: a lookup of the
+    second, since the first went, may have been one of the first.
+    """
+    first = int(wrong[0])
+    if replay.resident[first]:
+        return None
+    key, tick = int(replayer.keys[first]), int(replayer.tick[first])
+    gone = replay.lapse(key, tick, False).evicted
+    others = wrong[(replayer.log.site[wrong] == replayer.log.site[first]) & replay.resident[wrong]]
+    for later in others[:LOOKED_THROUGH].tolist():
+        other = int(replayer.keys[later])
+        asked = replay.lapse(other, int(replayer.tick[later]), True).asked
+        if asked is not None and (-1 if gone is None else gone) <= asked < tick:
+            return int(np.flatnonzero((replayer.tick == asked) & (replayer.keys == other))[0]), later
+    return None
+
+
+def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
+    """The same in words; empty where nothing shows it."""
+    found = exchanged(replayer, replay, wrong)
+    if found is None:
+        return ""
+    lookup, later = found
+    log = replayer.log
+    return (f" Row {log.line[lookup]} (step {log.step[lookup]}), where the log asks for expert {log.expert[lookup]} of "
+            f"that layer, may have asked for it: at row {log.line[later]} (step {log.step[later]}) the log says that "
+            f"expert {log.expert[later]} is absent, the replay found it resident.")  # fmt: skip
+
+
 def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
     """What the contracts explain, best first."""
     log = replayer.log
@@ -175,7 +210,8 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
         assert verdict.replay is not None
         right = total - len(verdict.wrong)
         lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}")
-        lines.append(f"  first deviation: {tell(replayer, verdict.replay, int(verdict.wrong[0]))}")
+        story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
+        lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}")
     if len(rest) > SHOWN:
         least = rest[-1].wrong
         assert least is not None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from capture.import_trace import main as import_trace
 from sim.cache_replay import Contract, Replayer, deviations
-from sim.check import check, main
+from sim.check import check, exchanged, main
 from sim.residency_log import ResidencyLog, read_log
 
 ROUTES = Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b" / "qwen.route.csv"
@@ -188,7 +188,7 @@ def test_plain_python_gives_every_flag(log: ResidencyLog) -> None:
 
 def test_the_first_contradiction_of_an_altered_log_is_named_to_the_lookup(beginning: ResidencyLog) -> None:
     """Also told, by kind: how often that lookup is the altered one itself, or the altered one is the earlier lookup
-    that the story names (the last that asked for the expert, or that loaded it)."""
+    that the story names (the last that asked for the expert, or that loaded it; or one that may be exchanged)."""
     log = beginning
     told: Counter[tuple[str, str]] = Counter()
     unaltered = Replayer(log)
@@ -209,6 +209,8 @@ def test_the_first_contradiction_of_an_altered_log_is_named_to_the_lookup(beginn
         past = found.lapse(key, tick, bool(found.resident[first]))
         before = [past.asked, past.loaded]
         named = (replayer.keys == key) & np.isin(replayer.tick, [at for at in before if at is not None])
+        if (suspect := exchanged(replayer, found, wrong)) is not None:
+            named[suspect[0]] = True
         if first in made.lookups:
             told[made.kind, "altered lookup is the deviation"] += 1
         elif named[list(made.lookups)].any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sim.residency_log import COLUMNS, EXPERT_BYTES_FILE, RESIDENCY_FILE, read_l
 from sim.synthesis import synthesize
 from sim.trace import ModelShape, TraceError, write_trace
 
-A, B, C = 0, 1, 2
+A, B, C, D = 0, 1, 2, 3
 LOOKUPS = [A, B, C, A, C, B, A]
 BY_LRU = [False, False, False, False, True, False, False]
 """Two slots, empty at first. Step 2 loads C for A, step 3 A for B; at step 4 C is there. At step 5 B goes in for the
@@ -26,16 +26,17 @@ LAYER = 2
 Change = Callable[[dict[str, Any]], None]
 
 
-def write(folder: Path, change: Change = lambda columns: None, sizes: object = None) -> Path:
+def write(folder: Path, change: Change = lambda columns: None, sizes: object = None,
+          lookups: Sequence[int] = LOOKUPS) -> Path:  # fmt: skip
     """One site, four experts of 10 B, one choice a token; the site is layer 2 of its model."""
     shape = ModelShape("tiny", "none", 1, 4, 1, 8, 8)
     base = synthesize(shape, tokens=6, sequences=1, prompt_tokens=1, lookahead=0)
-    ids = np.array(LOOKUPS, np.int16).reshape(-1, 1, 1)
+    ids = np.array(lookups, np.int16).reshape(-1, 1, 1)
     trace = type(base)(**{**vars(base), "ids": ids})
-    count = len(LOOKUPS)
+    count = len(lookups)
     columns: dict[str, Any] = {
         "site": [0] * count, "step": base.step.tolist(), "sequence": base.sequence.tolist(),
-        "position": base.position.tolist(), "slot": [0] * count, "expert": list(LOOKUPS), "resident": list(BY_LRU),
+        "position": base.position.tolist(), "slot": [0] * count, "expert": list(lookups), "resident": list(BY_LRU),
         "prefetched": [False] * count, "loaded_bytes": [0 if flag else 10 for flag in BY_LRU],
         "dropped": [False] * count,
     }  # fmt: skip
@@ -92,6 +93,21 @@ def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_ther
 
     assert main([str(write(tmp_path, found)), "budget=20", "policy=lru", "initial=empty", "scope=global"]) == 1
     assert "In the replay it had never been there: no lookup before asked for it." in capsys.readouterr().out
+
+
+def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine asked for A B C C D C D; the log has D at row 2. So the replay lacks C at row 3 and has D at row 4."""
+    flags = [False, False, False, True, False, True, True]
+    log = write(tmp_path, lambda columns: columns.update(resident=flags), lookups=[A, B, D, C, D, C, D])
+    assert main([str(log), "budget=20", "policy=lru", "initial=empty", "scope=global", "retention=strict"]) == 1
+    story = capsys.readouterr().out.splitlines()[3]
+    assert story.endswith(
+        "In the replay it had never been there: no lookup before asked for it. To load it the replay evicted "
+        "expert 1 of layer 2 (site 0). Row 2 (step 2), where the log asks for expert 3 of that layer, may have "
+        "asked for it: at row 4 (step 4) the log says that expert 3 is absent, the replay found it resident."
+    )
 
 
 def test_what_is_not_given_is_tried(tmp_path: Path) -> None:
