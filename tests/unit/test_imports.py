@@ -28,8 +28,8 @@ LAYERS = (
      "real.timers"},
 )  # fmt: skip
 TOP = {
-    "sim", "sim.fit", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay", "sim.explain",
-    "sim.__main__", "real", "real.recording", "real.conformance",
+    "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay",
+    "sim.explain", "sim.__main__", "real", "real.recording", "real.conformance",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

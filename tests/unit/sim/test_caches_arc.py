@@ -120,6 +120,27 @@ def test_what_is_blocked_gives_way_to_the_other_list() -> None:
     assert list(policy.victims(0, 5, blocked)) == [2]
 
 
+def test_what_was_requested_and_never_came_in_leaves_no_ghost() -> None:
+    policy = begin(ARC(initial="empty"), geometry=slots(3))
+    request(policy, 1, 3)
+    ask(policy, 5, missed=[5], at=gate(e5=1))
+    policy.on_evict(5)
+    assert lists(policy) == ([1], [], [], [], 0)
+    policy.on_evict(1)
+    assert lists(policy) == ([], [], [1], [], 0)
+
+
+def test_the_longer_the_other_lists_ghosts_the_further_p_moves() -> None:
+    """|B1| = 1, |B2| = 3: a ghost of B1 adds 3; then |B1| = 0, |B2| = 3: a ghost of B2 takes 1."""
+    policy = begin(ARC(initial="empty"), geometry=slots(4))
+    policy._lists[0].recent_ghosts[1] = None
+    policy._lists[0].frequent_ghosts.update(dict.fromkeys((2, 3, 4)))
+    ask(policy, 1, missed=[1], at=gate(e1=1))
+    assert lists(policy)[4] == 3
+    ask(policy, 2, missed=[2], at=gate(e2=1))
+    assert lists(policy)[4] == 2
+
+
 @pytest.mark.parametrize("quotas", [(3, 1), (4, 0)])
 def test_each_site_has_lists_of_its_own_with_its_own_capacity(quotas: tuple[int, int]) -> None:
     geometry = Geometry(2, 4, 1, ("fp16",), (16.0,), (1,), 4)

@@ -85,8 +85,9 @@ def test_uses_go_on_from_those_of_the_profile_and_count_tokens() -> None:
 def test_an_encoders_experts_are_worth_nothing_and_distances_are_the_decoders() -> None:
     """Sites 0 and 1 are an encoder. While it runs, site 2 is 1 away and site 3 two: 4 / 1, 6 / 2."""
     policy = distant(0, 3, 6, 9, uses=[[9, 9], [9, 9], [4, 0], [6, 0]], encoder_sites=2, initial_counts="profile")
-    ask(policy, 3, at=gate(1, e0=7))
-    assert worst_first(policy)[2:] == [9, 6]
+    for key, site in ((0, 0), (3, 1)):
+        ask(policy, key, at=gate(site, e0=7))
+        assert worst_first(policy)[2:] == [9, 6]
     ask(policy, 6, at=gate(2, e0=0))
     assert worst_first(policy)[2:] == [6, 9], "6 / 1 beats 4 / 2"
     assert set(worst_first(policy)[:2]) == {0, 3}

@@ -1,0 +1,83 @@
+"""The weights of a weighted-score cache that cost a calibration set least (HOBBIT, arXiv:2411.01433, section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.controller import Controller
+from sim.policies.scores import WeightedScore
+from sim.types import SKIP, Outcome
+from sim.units import require_number
+from sim.workload import Workload
+
+Weights = Mapping[str, float]
+MOST_PARTS = 20
+"""The finest grid: 1771 points."""
+NOT_LOADED = (int(Outcome.MISS), int(Outcome.PROMOTED))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The grid's points and what each cost, least first; equal ones in the order of the grid."""
+
+    points: tuple[dict[str, float], ...]
+    penalties: tuple[float, ...]
+
+    @property
+    def best(self) -> dict[str, float]:
+        return self.points[0]
+
+    def near_best(self, tolerance: float = 0.01) -> int:
+        """How many points cost at most so much more than the best, as a share of it: how flat the optimum is."""
+        return sum(penalty <= self.penalties[0] * (1 + tolerance) for penalty in self.penalties)
+
+
+def simplex(step: float) -> Iterator[dict[str, float]]:
+    """All weights of eq. 3's terms that are multiples of ``step`` and sum to 1, lexicographically.
+
+    Raise ValueError if 1 is no whole multiple of ``step``, or of more than ``MOST_PARTS``.
+    """
+    require_number("step", step)
+    parts = round(1 / step) if step > 0 else 0
+    if not 1 <= parts <= MOST_PARTS or abs(parts * step - 1) > 1e-9:
+        raise ValueError(f"step={step:g} must divide 1 into 1 to {MOST_PARTS} parts, such as 0.1 or 0.25")
+    for first in range(parts + 1):
+        for second in range(parts + 1 - first):
+            for third in range(parts + 1 - first - second):
+                shares = (first, second, third, parts - first - second - third)
+                yield {term: share / parts for term, share in zip(WeightedScore.TERMS, shares, strict=True)}
+
+
+def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) -> Fit:
+    """Every point by what it costs."""
+    found = [(penalty(point), place, dict(point)) for place, point in enumerate(points)]
+    found.sort(key=lambda item: item[:2])
+    return Fit(tuple(point for *_, point in found), tuple(cost for cost, *_ in found))
+
+
+def miss_penalty(controller: Controller, workload: Workload) -> float:
+    """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision, bits / highest bits
+    for another, over all that were not skipped."""
+    bits = np.array(controller.geometry.bits) / controller.geometry.bits[0]
+    outcome = np.array(controller.lookup_outcomes)
+    wanted = np.array(controller.lookup_wanted) if controller.lookup_wanted else np.zeros(len(outcome), np.int64)
+    needs, steps = workload.needs, workload.gate_step
+    decode = np.array([step.decode for step in workload.steps])[steps[needs.tick]]
+    counts = decode & (wanted != SKIP)
+    if not counts.any():
+        raise ValueError("no decoded need to calibrate on; take sequences that decode")
+    missed = counts & np.isin(outcome, NOT_LOADED)
+    return float(bits[wanted[missed]].sum() / counts.sum())
+
+
+def override(weights: Weights) -> str:
+    """As the command line takes it."""
+    return "cache.weights={" + ",".join(f"{term}:{weights[term]:g}" for term in WeightedScore.TERMS) + "}"
+
+
+def table(fit: Fit, rows: int) -> Sequence[tuple[str, float]]:
+    """The first rows, as text and penalty."""
+    return [(override(point), cost) for point, cost in list(zip(fit.points, fit.penalties, strict=True))[:rows]]

@@ -1,0 +1,82 @@
+"""Calibration of the weighted score: the grid, what a point costs, and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from sim.execute import execute
+from sim.fit_cache import calibrate, main
+from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
+
+
+def test_the_grid_has_every_point_of_the_simplex() -> None:
+    """(n + 3) choose 3 of them: 10 for halves, 286 for tenths."""
+    halves = list(simplex(0.5))
+    assert len(halves) == 10
+    assert {tuple(point.values()) for point in halves} >= {(1, 0, 0, 0), (0, 0.5, 0.5, 0), (0, 0, 0, 1)}
+    tenths = list(simplex(0.1))
+    assert len({tuple(point.values()) for point in tenths}) == len(tenths) == 286
+    assert all(sum(point.values()) == pytest.approx(1) and min(point.values()) >= 0 for point in tenths)
+
+
+@pytest.mark.parametrize("step", [0.3, 0, -0.1, 2, 0.01, float("nan")])
+def test_a_step_that_does_not_divide_one_is_refused(step: float) -> None:
+    with pytest.raises(ValueError, match="step"):
+        list(simplex(step))
+
+
+def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> None:
+    costs = {1.0: 0.2, 0.5: 0.1, 0.0: 0.1}
+
+    def cost(weights: Mapping[str, float]) -> float:
+        return costs[weights["lru"]]
+
+    fit = fit_weights(simplex(0.5), cost)
+    assert fit.penalties == (0.1,) * 9 + (0.2,)
+    assert fit.best == {"lru": 0.0, "lfu": 0.0, "lhu": 0.0, "fld": 1.0}
+    assert fit.points[-1] == {"lru": 1.0, "lfu": 0.0, "lhu": 0.0, "fld": 0.0}
+    assert fit.near_best() == 9
+    assert fit.near_best(tolerance=1.0) == 10
+    assert override(fit.best) == "cache.weights={lru:0,lfu:0,lhu:0,fld:1}"
+
+
+@pytest.mark.parametrize("precision", ["hobbit", "fp16", "int4"])
+def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
+    """The summary's is counted from its tables of lookups, this from the controller's columns."""
+    words = [f"precision={precision}", "trace.max_sequences=1"]
+    run, fit = calibrate([*words, "step=1"])
+    summary = execute(run).summary
+    assert summary["lookups"]["miss"] > 100
+    assert miss_penalty(run.controller, run.workload) == pytest.approx(summary["miss_penalty"], abs=1e-12)
+    assert len(fit.points) == 4
+
+
+def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
+    _, fit = calibrate(["trace.max_sequences=1", "step=0.5"])
+    again, _ = calibrate(["trace.max_sequences=1", "step=1", override(fit.best)])
+    execute(again)
+    assert miss_penalty(again.controller, again.workload) == fit.penalties[0] < fit.penalties[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["step=0.3"], "step=0.3 must divide 1"),
+        (["step=x"], "step=x must be a number"),
+        (["cache=lru"], "LRU has no weights to calibrate; choose cache=weighted_score"),
+        (["predictor=gate_lookahead_1"], "runs the fit sequences without a predictor; leave it out"),
+        (["trace.split=eval"], "runs the fit sequences without a predictor; leave it out"),
+        (["cache.weights.lru=-1"], "cache.weights need"),
+        (["no_such_group=1"], "no_such_group"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace.max_sequences=1", *words]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("fit_cache: ")
+    assert message in told.err
+    assert not told.out
