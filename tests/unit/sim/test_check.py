@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from sim.cache_replay import Contract, Lapse, Replayer
 from sim.check import candidates, main, parse, parse_budget
 from sim.residency_log import COLUMNS, EXPERT_BYTES_FILE, RESIDENCY_FILE, read_log
 from sim.synthesis import synthesize
@@ -83,6 +84,17 @@ def test_who_was_evicted_for_it_and_when_is_told_of_an_expert_that_should_be_the
         "(site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2 (site 0). To load it the replay "
         "evicted expert 2 of layer 2 (site 0)."
     )
+
+
+def test_the_past_of_an_expert_is_what_came_before_the_gate(tmp_path: Path) -> None:
+    contract = Contract("lru", (("initial", "empty"), ("retention", "strict")))
+    replay = Replayer(read_log(write(tmp_path))).replay(contract, 20)
+    assert replay.lapse(A, 0, False) == Lapse(None, None, None, None)
+    assert replay.lapse(A, 3, False) == Lapse(loaded=0, asked=0, evicted=2, evicted_for=C)
+    # It goes at step 6, which is yet to come.
+    assert replay.lapse(C, 4, True) == Lapse(loaded=2, asked=2, evicted=None, evicted_for=None)
+    assert replay.lapse(A, 6, False) == Lapse(loaded=3, asked=3, evicted=5, evicted_for=B)
+    assert [replay.victims(key, tick) for tick, key in enumerate(LOOKUPS)] == [[], [], [A], [B], [], [A], [C]]
 
 
 def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_there(
