@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from sim.controller import Controller
@@ -294,7 +293,7 @@ def profile_selector(selector: Any, trace: Trace) -> None:
     """Give a selector what it takes from the trace's fit split, if anything."""
     if isinstance(selector, PerExpert):
         if selector.needs_uses:
-            selector.profile(fit_uses(trace))
+            selector.profile(fit_profile(trace).uses)
     elif getattr(selector, "quantiles", None) is not None or getattr(selector, "quantile", None) is not None:
         selector.profile(fit_scores(trace))
 
@@ -305,15 +304,6 @@ def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
     chosen = workload.chosen[0][decode] >= 0
     return np.asarray(workload.scores[decode][chosen], dtype=np.float64)
-
-
-def fit_uses(trace: Trace) -> NDArray[np.int64]:
-    """How many tokens of the trace's fit split, prompts included, chose each expert, [S, E]."""
-    chosen = Workload(trace, split="fit", batching="sequential").chosen[0]
-    experts = trace.header.model.experts
-    return np.stack([
-        np.bincount(of_site[of_site >= 0].astype(np.int64), minlength=experts) for of_site in chosen.swapaxes(0, 1)
-    ])  # fmt: skip
 
 
 def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:

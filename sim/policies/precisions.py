@@ -160,7 +160,8 @@ class PerExpert:
             count = int(self.low_share * uses.size)
             low = np.zeros(uses.size, np.int64)
             low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
-            self.table = tuple(tuple(row) for row in low.reshape(uses.shape).tolist())
+            rows: list[list[int]] = low.reshape(uses.shape).tolist()
+            self.table = tuple(tuple(row) for row in rows)
 
     def check_shape(self, sites: int, experts: int) -> None:
         """Raise ValueError unless the table is one of so many sites and experts."""
