@@ -149,6 +149,10 @@ def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
         reason = ("when its batch was over" if past.evicted_for is None
                   else f"for {name(replayer, past.evicted_for)}")  # fmt: skip
         story.append(f"In the replay it was {asked} and evicted at {where(replayer, past.evicted)} {reason}.")
+    if not found:
+        begin = _step(replayer, 0 if past.asked is None else past.asked)
+        story.append(f"If the contract holds, the log may lack a lookup of it in this layer, from step {begin} to step "
+                     f"{log.step[lookup]}.")  # fmt: skip
     if not found and (victims := replay.victims(key, tick)):
         story.append(f"To load it the replay evicted {' and '.join(name(replayer, victim) for victim in victims)}.")
     same = np.flatnonzero((replayer.tick == tick) & (replayer.keys == key))
@@ -162,18 +166,18 @@ def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int
     later deviation that is the evidence.
 
     An expert is missing in the replay, and later another of its layer is there that should not be: a lookup of the
-    second, since the first went, may have been one of the first.
+    second, since the last one of the first, may have been for the first.
     """
     first = int(wrong[0])
     if replay.resident[first]:
         return None
     key, tick = int(replayer.keys[first]), int(replayer.tick[first])
-    gone = replay.lapse(key, tick, False).evicted
+    before = replay.lapse(key, tick, False).asked
     others = wrong[(replayer.log.site[wrong] == replayer.log.site[first]) & replay.resident[wrong]]
     for later in others[:LOOKED_THROUGH].tolist():
         other = int(replayer.keys[later])
         asked = replay.lapse(other, int(replayer.tick[later]), True).asked
-        if asked is not None and (-1 if gone is None else gone) <= asked < tick:
+        if asked is not None and (-1 if before is None else before) < asked < tick:
             return int(np.flatnonzero((replayer.tick == asked) & (replayer.keys == other))[0]), later
     return None
 

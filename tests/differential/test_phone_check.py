@@ -182,6 +182,12 @@ def altered_logs(log: ResidencyLog, number: int) -> Iterator[Altered]:
                 break
 
 
+def missing(log: ResidencyLog, tick: NDArray[np.int64], first: int, asked: int | None) -> Flags:
+    """The lookups of the layer from the last that asked for the expert to the deviation."""
+    since = 0 if asked is None else asked
+    return (log.site == log.site[first]) & (tick >= since) & (tick <= tick[first])
+
+
 def test_plain_python_gives_every_flag(log: ResidencyLog) -> None:
     assert contradiction(log) is None
 
@@ -215,6 +221,8 @@ def test_the_first_contradiction_of_an_altered_log_is_named_to_the_lookup(beginn
             told[made.kind, "altered lookup is the deviation"] += 1
         elif named[list(made.lookups)].any():
             told[made.kind, "altered lookup is in the story"] += 1
+        elif not found.resident[first] and missing(log, replayer.tick, first, past.asked)[list(made.lookups)].any():
+            told[made.kind, "altered lookup is in the layer and steps that the story names"] += 1
     for (kind, what), number in sorted(told.items()):
         print(f"{kind}: {what}: {number}")
     assert {kind for kind, _ in told} == {"flag flipped", "expert exchanged", "lookup moved", "budget changed"}

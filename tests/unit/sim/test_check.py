@@ -81,8 +81,9 @@ def test_who_was_evicted_for_it_and_when_is_told_of_an_expert_that_should_be_the
     assert lines[1] == "no contract explains every flag"
     assert lines[3].endswith(
         "the log says resident, the replay found it absent. In the replay it was last asked for at step 3, layer 2 "
-        "(site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2 (site 0). To load it the replay "
-        "evicted expert 2 of layer 2 (site 0)."
+        "(site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2 (site 0). If the contract holds, the "
+        "log may lack a lookup of it in this layer, from step 3 to step 6. To load it the replay evicted expert 2 of "
+        "layer 2 (site 0)."
     )
 
 
@@ -116,7 +117,8 @@ def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
     assert main([str(log), "budget=20", "policy=lru", "initial=empty", "scope=global", "retention=strict"]) == 1
     story = capsys.readouterr().out.splitlines()[3]
     assert story.endswith(
-        "In the replay it had never been there: no lookup before asked for it. To load it the replay evicted "
+        "In the replay it had never been there: no lookup before asked for it. If the contract holds, the log may "
+        "lack a lookup of it in this layer, from step 0 to step 3. To load it the replay evicted "
         "expert 1 of layer 2 (site 0). Row 2 (step 2), where the log asks for expert 3 of that layer, may have "
         "asked for it: at row 4 (step 4) the log says that expert 3 is absent, the replay found it resident."
     )
