@@ -23,6 +23,8 @@ class Lists:
         self.recent_ghosts: dict[int, None] = {}
         self.frequent_ghosts: dict[int, None] = {}
         self.target = 0.0
+        self.held = 0
+        """How many keys of T1 are resident."""
         self.from_frequent_ghosts: set[int] = set()
         """Requested while ghosts of T2, and not resident yet."""
 
@@ -78,28 +80,32 @@ class ARC(Pooled):
         self._lists = [Lists(capacity // slot_bytes) for capacity in plan.capacity_bytes]
         self._resident: set[int] = set()
         self._unused: set[int] = set()
+        """Resident, and not requested yet."""
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         lists, resident = self._lists[pool], self._resident
-        recent = [key for key in lists.recent if key in resident]
+        recent = (key for key in lists.recent if key in resident and not blocked[key])
         frequent = (key for key in lists.frequent if key in resident and not blocked[key])
-        offers = (key for key in recent if not blocked[key])
-        held, is_ghost = len(recent), incoming in lists.from_frequent_ghosts
-        one, two = next(offers, -1), next(frequent, -1)
+        held, is_ghost = lists.held, incoming in lists.from_frequent_ghosts
+        one, two = next(recent, -1), next(frequent, -1)
         while one >= 0 or two >= 0:
             from_recent = held >= 1 and (held > lists.target or (is_ghost and held == lists.target))
             if one >= 0 and (from_recent or two < 0):
                 yield one
                 held -= 1
-                one = next(offers, -1)
+                one = next(recent, -1)
             else:
                 yield two
                 two = next(frequent, -1)
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         for key in keys:
-            self._lists[self._pool_of[key]].request(key, key in self._unused)
+            lists = self._lists[self._pool_of[key]]
+            was_held = key in self._resident and key in lists.recent
+            lists.request(key, key in self._unused)
             self._unused.discard(key)
+            if was_held and key not in lists.recent:
+                lists.held -= 1
 
     def on_insert(self, key: int, cause: Cause) -> None:
         lists = self._lists[self._pool_of[key]]
@@ -111,6 +117,7 @@ class ARC(Pooled):
             lists.recent[key] = None
             self._unused.add(key)
             lists.trim()
+        lists.held += key in lists.recent
 
     def on_evict(self, key: int) -> None:
         lists = self._lists[self._pool_of[key]]
@@ -118,6 +125,7 @@ class ARC(Pooled):
         self._unused.discard(key)
         was_resident = key in self._resident
         self._resident.discard(key)
+        lists.held -= was_resident and key in lists.recent
         for here, ghosts in ((lists.recent, lists.recent_ghosts), (lists.frequent, lists.frequent_ghosts)):
             if key in here:
                 del here[key]

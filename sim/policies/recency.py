@@ -105,27 +105,34 @@ class LeastStale(Pooled):
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
-        self._fresh: set[int] = set()
+        self._stale: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+        self._fresh: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
+        self._came = [0] * geometry.num_keys
+        self._clock = 0
         self._step = -1
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
-        order, fresh = self._orders[pool], self._fresh
-        for is_fresh in (False, True):
-            for key in order:
-                if (key in fresh) is is_fresh and not blocked[key]:
-                    yield key
+        yield from filterfalse(blocked.__getitem__, self._stale[pool])
+        yield from filterfalse(blocked.__getitem__, sorted(self._fresh[pool], key=self._came.__getitem__))
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         if gate.step != self._step:
             self._step = gate.step
-            self._fresh.clear()
-        self._fresh.update(keys)
+            for pool, fresh in enumerate(self._fresh):
+                self._stale[pool] = dict.fromkeys(sorted({**self._stale[pool], **fresh}, key=self._came.__getitem__))
+                fresh.clear()
+        for key in keys:
+            pool = self._pool_of[key]
+            if key in self._stale[pool]:
+                del self._stale[pool][key]
+                self._fresh[pool][key] = None
 
     def on_insert(self, key: int, cause: Cause) -> None:
-        self._orders[self._pool_of[key]][key] = None
-        self._fresh.add(key)
+        self._clock += 1
+        self._came[key] = self._clock
+        self._fresh[self._pool_of[key]][key] = None
 
     def on_evict(self, key: int) -> None:
-        self._orders[self._pool_of[key]].pop(key, None)
-        self._fresh.discard(key)
+        pool = self._pool_of[key]
+        self._stale[pool].pop(key, None)
+        self._fresh[pool].pop(key, None)

@@ -69,14 +69,12 @@ def test_a_ghost_of_t2_takes_t1s_place_where_t1_holds_just_what_it_should() -> N
     """T1 = 4, T2 = 1 2, p = 1. For a new key |T1| = p keeps 4, and T2's 1 goes; for a ghost of T2 4 goes."""
     for incoming, expected in ((7, 1), (5, 4)):
         policy = begin(ARC(initial="empty"), geometry=slots(3))
+        for key in (1, 1, 2, 2, 4):
+            request(policy, key, 3)
+        assert lists(policy)[:2] == ([4], [1, 2])
         of = policy._lists[0]
-        for key, here in ((4, of.recent), (1, of.frequent), (2, of.frequent)):
-            here[key] = None
-            policy._resident.add(key)
         of.frequent_ghosts[5] = None
-        of.target = 2.0  # a request of ghost 5 takes 1 off
-        if incoming == 7:
-            of.target = 1.0
+        of.target = 2.0 if incoming == 5 else 1.0  # a request of ghost 5 takes 1 off
         ask(policy, incoming, missed=[incoming], at=gate(**{f"e{incoming}": 1}))
         assert next(policy.victims(0, incoming, bytearray(10))) == expected
 
