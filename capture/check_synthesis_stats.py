@@ -44,27 +44,25 @@ def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
     for layer in range(flat.shape[1]):
         asked = flat[:, layer].ravel()
         following = next_uses(asked)
-        held: dict[int, int] = {}
-        # The latest next use first; an entry is stale when its expert was used since, or has gone.
+        held: set[int] = set()
+        # The latest next use first. What an expert was pushed with before its own last use lies in the past, so it
+        # comes behind every expert that is held.
         latest: list[tuple[int, int]] = []
         hits = 0
         for expert, again in zip(asked.tolist(), following.tolist(), strict=True):
             hits += expert in held
-            held[expert] = again
+            held.add(expert)
             heapq.heappush(latest, (-again, expert))
-            while len(held) > capacity:
-                use, candidate = heapq.heappop(latest)
-                if held.get(candidate) == -use:
-                    del held[candidate]
+            if len(held) > capacity:
+                held.remove(heapq.heappop(latest)[1])
         rates.append(hits / len(asked))
     return np.array(rates)
 
 
 def next_uses(asked: Integers) -> Integers:
-    """For each request of a stream [N] the position of the next one for the same; N and more where there is none."""
+    """For each request of a stream [N] the position of the next one for the same; N where there is none."""
     order = np.argsort(asked, kind="stable")
-    # Distinct values for those never used again keep what is held apart from stale entries.
-    following = len(asked) + np.arange(len(asked))
+    following = np.full(len(asked), len(asked))
     same = asked[order][1:] == asked[order][:-1]
     following[order[:-1][same]] = order[1:][same]
     return following
