@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential clean
+.PHONY: demo test check bench differential predictors clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -25,6 +25,14 @@ bench: $(VENV)/.core
 SCENARIOS ?= 3000
 differential: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
+
+# What the bundled trace's fit split tells the predictors: statistics, then networks. It comes with the project.
+FITS := capture/assets/predictors/tiny_mixtral
+predictors: $(VENV)/.test
+	for name in expert_paths next_site activation_matrix token_routes; do \
+	  $(BIN)/python -m sim.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
+	for name in learned learned_gate_input learned_stride_2; do \
+	  $(BIN)/python -m capture.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
