@@ -160,8 +160,7 @@ class PerExpert:
             count = int(self.low_share * uses.size)
             low = np.zeros(uses.size, np.int64)
             low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
-            rows: list[list[int]] = low.reshape(uses.shape).tolist()
-            self.table = tuple(tuple(row) for row in rows)
+            self.table = tuple(tuple(map(int, row)) for row in low.reshape(uses.shape))
 
     def check_shape(self, sites: int, experts: int) -> None:
         """Raise ValueError unless the table is one of so many sites and experts."""

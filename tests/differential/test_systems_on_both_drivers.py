@@ -59,7 +59,8 @@ def test_a_system_does_the_same_on_both_drivers(
         for run, record in ((simulated, of_sim), (driven, of_device))
     ]
     for name, table in tables[0].items():
-        assert len(table), name
+        # Experts that are absent are the CPU's in this one, and nothing else moves.
+        assert len(table) or (system, name) == ("llama_cpp", "transfers"), name
         assert table.equals(tables[1][name], null_equal=True), name
     again = fresh()
     assert replay(on_device.log, again.controller, again.workload, steps.asked_ns) is None
