@@ -147,5 +147,6 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
             free[pool] -= size
             held.add((site, expert))
             yield key
-        for pool in touched:
+        # Where every expert has one variant only, a lower precision stands in for none.
+        for pool in () if geometry.missing else touched:
             full[pool] = True
