@@ -66,7 +66,7 @@ class ResidencyLog:
 
 
 def read_log(directory: str | Path) -> ResidencyLog:
-    """The trace at ``directory`` and its residency log; raise `TraceError` unless each lookup is a choice of the trace."""
+    """The trace at ``directory`` and its log. Raise `TraceError` unless the lookups are the choices of the trace."""
     root = Path(directory)
     trace = read_trace(root)
     for name in (RESIDENCY_FILE, EXPERT_BYTES_FILE):
