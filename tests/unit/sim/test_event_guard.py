@@ -1,4 +1,4 @@
-"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section 11)."""
+"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section 12)."""
 
 from __future__ import annotations
 
