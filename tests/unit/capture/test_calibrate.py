@@ -73,9 +73,9 @@ def test_a_stored_fit_shows_its_table_again_on_other_seeds(name, reading):
     assert (stack.sequences, stack.tokens) == (fit.sequences, fit.tokens)
     again = measure(stack, fit.walk, preset.targets_of(reading), OTHER_SEEDS)
     for row, fresh in zip(fit.rows, again, strict=True):
-        # Of two seeds against four; deviations are themselves estimates.
-        noise = 4 * max(row.deviation, fresh.deviation, 0.002)
-        assert abs(fresh.achieved - row.achieved) <= noise, row.target.statistic
+        # Two seeds against four, 250 comparisons, deviations that are themselves estimates.
+        noise = 5 * max(row.deviation, fresh.deviation)
+        assert abs(fresh.achieved - row.achieved) <= max(row.target.uncertainty, noise), row.target.statistic
         if row.is_reached:
             assert abs(fresh.residual) <= row.target.uncertainty + noise, row.target.statistic
 
