@@ -151,7 +151,8 @@ class Engine:
         while given_up < self.controller.given_up:
             given_up = self.controller.given_up
             for link in self._links:
-                if link.index != but:
+                demands, prefetches = link.queues
+                if (demands or prefetches) and link.index != but:
                     link.fill(now)
             if not but_always:
                 but = -1

@@ -72,7 +72,7 @@ class Link:
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
-        self._queues = self.controller.queues[index]
+        self.queues = self.controller.queues[index]
         self.issued: deque[Transfer] = deque()
         self._alarm = Alarm(self._env, self._on_end)
         self._hop_ns: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Link:
     def fill(self, now: int) -> None:
         """Poll while there is room and something waits."""
         issued, controller = self.issued, self.controller
-        demands, prefetches = self._queues
+        demands, prefetches = self.queues
         while (demands or prefetches) and len(issued) < self.room:
             self._calls.append(now)
             transfer = controller.poll(self.index)
@@ -179,20 +179,23 @@ class ChunkedLink(Link):
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         self._since_ns, self._cut_at = now, 0
-        service = self._service
-        # An event cannot be taken back: that of a service that was cut rings in vain.
-        alarm = Alarm(self._env, lambda alarm: self._on_end(alarm) if service == self._service else None)
-        alarm.set(now, now + self.service_ns(transfer), self._order(transfer))
+        self._alarm.set(now, now + self.service_ns(transfer), self._order(transfer))
 
     def _on_end(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
+            return  # that of a service that was cut
         self._cut_at = 0
         super()._on_end(alarm)
 
     def consider_cut(self, now: int) -> None:
-        if not self.issued or not self.controller.cut(self.index):
+        issued = self.issued
+        # Only a prefetch gives way, and only to what waits.
+        if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self._cut_at):
+            return
+        if not self.controller.cut(self.index):
             self._cut_at = 0
         elif not self._cut_at:
-            self._ask_for_cut(self.issued[0], now)
+            self._ask_for_cut(issued[0], now)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
         """Set an alarm for the end of the first chunk that ends after now, unless that is the transfer's last."""
@@ -218,6 +221,8 @@ class ChunkedLink(Link):
         self._ends[self._service] = now
         self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
+        # An event cannot be taken back: that of the service's end will ring in vain.
+        self._alarm = Alarm(self._env, self._on_end)
         self._calls.append(now)
         issued.popleft()
         following = self.controller.chunk_done(self.index, transfer, moved)
@@ -256,7 +261,7 @@ class SharedLink(Link):
 
     def fill(self, now: int) -> None:
         controller = self.controller
-        while any(self._queues) and len(self.issued) + len(self._working) < self.room:
+        while any(self.queues) and len(self.issued) + len(self._working) < self.room:
             self._calls.append(now)
             transfer = controller.poll(self.index)
             if transfer is None:
