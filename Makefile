@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential predictors clean
+.PHONY: demo test check bench differential thorough predictors clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -34,6 +34,10 @@ predictors: $(VENV)/.test
 	  $(BIN)/python -m sim.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
 	for name in learned learned_gate_input learned_stride_2; do \
 	  $(BIN)/python -m capture.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
+
+# What takes too long for every change: all systems and predictors on both drivers.
+thorough: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 -m thorough
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

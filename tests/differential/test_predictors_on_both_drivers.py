@@ -29,8 +29,16 @@ TOGETHER = ("trace.max_sequences=2", "workload=continuous_4_chunked", "loader=ho
             "cache=weighted_score", "hardware.prediction_us=30")  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", [ALONE, TOGETHER], ids=["alone", "together"])
-@pytest.mark.parametrize("predictor", PREDICTORS)
+USUAL = ("activation_matrix", "expert_paths", "gate_percentile", "learned")
+"""One of each kind; the others run where time is no matter (``make thorough``)."""
+CASES = [
+    pytest.param(predictor, overrides, id=f"{predictor}-{name}",
+                 marks=() if predictor in USUAL and (name == "alone") == (index % 2 == 0) else pytest.mark.thorough)
+    for index, predictor in enumerate(PREDICTORS) for name, overrides in (("alone", ALONE), ("together", TOGETHER))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("predictor", "overrides"), CASES)
 def test_a_predictor_does_the_same_on_both_drivers(
     configure: Configure, bundled_trace: Trace, predictor: str, overrides: tuple[str, ...]
 ) -> None:

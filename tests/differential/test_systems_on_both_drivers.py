@@ -34,10 +34,13 @@ MORE = (
     ("hobbit", (*TOGETHER, "loader.chunk_bytes=4194304", "hardware.prediction_us=30")),
     ("hobbit", OVER_TIME),
 )
+USUAL = ("deepspeed_inference", "edgemoe", "fate", "fiddler", "floe", "hobbit", "moe_infinity", "oracle")
+"""One of each kind; the others, of the same parts, run where time is no matter (``make thorough``)."""
 CASES = [
-    (system, (f"budget.resident_share={share}", *ALONE))
+    pytest.param(system, (f"budget.resident_share={share}", *ALONE),
+                 marks=() if system in USUAL else pytest.mark.thorough)
     for system, share in zip(SYSTEMS, cycle((0.25, 0.5)), strict=False)
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("system", "overrides"), [*CASES, *MORE])
