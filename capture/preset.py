@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,9 @@ def _files() -> dict[str, Path]:
     return found
 
 
+@cache
 def _plain(path: Path) -> dict[str, Any]:
+    """The file's content, read once; callers copy what they change."""
     value = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(value, dict)
     return {str(key): item for key, item in value.items()}
@@ -131,7 +134,7 @@ def load_preset(name: str) -> Preset:
     files = _files()
     if name not in files:
         raise ValueError(f"unknown like={name}; known: {', '.join(sorted(files))}")
-    text = _plain(files[name])
+    text = dict(_plain(files[name]))
     members = text.pop("members", {name: {}})
     text |= {key: value for key, value in (members[name] or {}).items() if key != "targets"}
     text["targets"] = [*text["targets"], *(members[name] or {}).get("targets", [])]
