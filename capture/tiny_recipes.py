@@ -110,7 +110,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             kv_heads=2,
             seq=256,
             batch=8,
-            tokens=2_867_200,
+            tokens=1_433_600,
             config={
                 "shared_expert_intermediate_size": 64,
                 "norm_topk_prob": False,
@@ -131,7 +131,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             kv_heads=4,
             seq=256,
             batch=8,
-            tokens=3_604_480,
+            tokens=1_536_000,
             prefix=(32, 128),
             balance_loss=0.02,
             # A capacity beyond any window: no token is dropped, neither in one pass nor step by step.
