@@ -27,13 +27,17 @@ SCENARIOS ?= 3000
 differential: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
 
-# What the bundled trace's fit split tells the predictors: statistics, then networks. It comes with the project.
+# What the bundled traces' fit splits tell the predictors: statistics, then networks. It comes with the project.
 FITS := capture/assets/predictors/tiny_mixtral
 predictors: $(VENV)/.test
 	for name in expert_paths next_site activation_matrix token_routes; do \
 	  $(BIN)/python -m sim.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
 	for name in learned learned_gate_input learned_stride_2; do \
 	  $(BIN)/python -m capture.fit predictor=$$name trace=tiny_mixtral output_dir=$(FITS) || exit; done
+	for name in next_site activation_matrix token_routes; do for trace in tiny_qwen2moe tiny_switch; do \
+	  $(BIN)/python -m sim.fit predictor=$$name trace=$$trace output_dir=capture/assets/predictors/$$trace || exit; \
+	done; done
+	$(BIN)/python -m sim.fit predictor=expert_paths trace=tiny_switch output_dir=capture/assets/predictors/tiny_switch
 
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test
