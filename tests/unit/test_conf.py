@@ -142,7 +142,7 @@ def test_every_part_of_every_system_can_be_swapped(
 
 
 def refused_together(cfg: DictConfig) -> str | None:
-    """The pairs of mechanisms that no run can have (docs/design.md section 12), as what the refusal says."""
+    """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the refusal says."""
     several = cfg.precision.keys() >= {"high", "low"}
     if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or "skip_above" in cfg.precision):
         return "cache=belady needs one precision"
