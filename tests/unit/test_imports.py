@@ -26,6 +26,7 @@ LAYERS = (
      "run_log", "lookahead_ranks", "explain_words"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers"},
+    {"real.experts_swap"},
 )  # fmt: skip
 TOP = {
     "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay",
