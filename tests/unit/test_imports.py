@@ -25,7 +25,7 @@ LAYERS = (
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
      "run_log", "lookahead_ranks", "explain_words"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.timers"},
+     "real.timers", "real.kernels"},
     {"real.experts_swap"},
 )  # fmt: skip
 TOP = {
@@ -60,7 +60,8 @@ def imports(path: Path) -> Iterator[str]:
 
 def layer_of(module: str) -> int | None:
     """Which row of the table a module stands in; None for the top (build, __main__ and what only they import)."""
-    name = module.removeprefix("sim.").split(".")[0] if module.startswith("sim.") else module
+    parts = module.split(".")
+    name = parts[1] if len(parts) > 1 and parts[0] == "sim" else ".".join(parts[:2])
     return next((number for number, layer in enumerate(LAYERS) if name in layer), None)
 
 
