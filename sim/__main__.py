@@ -12,13 +12,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from sim.build import build
+from sim.configure import SURROUNDINGS, group_of, system_name
 from sim.execute import execute
 from sim.outputs import check_writable, print_summary, write_outputs
 
 CONF = str(Path(__file__).parents[1] / "conf")
-
-
-MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
@@ -49,18 +47,13 @@ def main(cfg: DictConfig) -> None:
 
 
 def _system_name() -> str:
-    """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit precision=fp16``."""
     chosen = HydraConfig.get()
-    swapped = [word for word in chosen.overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in MECHANISMS]
-    return " ".join([str(chosen.runtime.choices.get("system") or "custom"), *swapped])
+    return system_name(chosen.runtime.choices.get("system"), chosen.overrides.task)
 
 
 def _changed() -> list[str]:
-    """What else was changed on the command line: the machine, the model, the trace, the workload."""
-    groups = ("hardware", "model", "trace", "workload")
-    return [
-        word for word in HydraConfig.get().overrides.task if word.lstrip("+~").split("=")[0].split(".")[0] in groups
-    ]
+    """What was changed on the command line beside the system's mechanisms: machine, model, trace, workload."""
+    return [word for word in HydraConfig.get().overrides.task if group_of(word) in SURROUNDINGS]
 
 
 def _forget(folder: Path) -> None:

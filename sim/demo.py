@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from sim.build import ROOT, build, load_trace
+from sim.build import build, load_trace
+from sim.configure import configure
 from sim.execute import Result, execute
 from sim.intervals import paired_ratio_interval
 from sim.latency import decode_time_and_tokens
@@ -48,7 +47,9 @@ def main() -> None:
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        run = build(_configuration(system, share), system, trace)
+        # 75 % of Mixtral's experts exceed a real 4090: the machine is imagined with 48 GiB at every budget alike.
+        cfg, name = configure(f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
+        run = build(cfg, name, trace)
         result = execute(run)
         cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
         if (system, share) == (LOSSY, 0.50):
@@ -66,13 +67,6 @@ def main() -> None:
     )
     _draw(args.output_dir / "comparison.png", cells)
     console.print(f"files: {args.output_dir}/comparison.png, table.json, timeline.json (open it in ui.perfetto.dev)")
-
-
-def _configuration(system: str, share: float) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        # 75 % of Mixtral's experts exceed a real 4090: the machine is imagined with 48 GiB at every budget alike.
-        return compose("config", [f"system={system}", f"budget.resident_share={share}", "experiment=more_memory",
-                                  "output_dir=unused"])  # fmt: skip
 
 
 def _write_timeline(path: Path, result: Result, wait: str) -> None:

@@ -29,7 +29,8 @@ LAYERS = (
     {"real.experts_swap"},
 )  # fmt: skip
 TOP = {
-    "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.execute", "sim.demo", "sim.check", "sim.cache_replay",
+    "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
+    "sim.cache_replay",
     "sim.explain", "sim.__main__", "real", "real.recording", "real.conformance",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""

@@ -1,0 +1,46 @@
+"""Configurations composed from Python are those of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+
+from sim.build import build
+from sim.configure import configure
+from sim.execute import execute
+
+OVERRIDES = ("system=hobbit", "precision=fp16", "cache=lfu", "budget.resident_share=0.25", "trace.max_sequences=1")
+
+
+def test_a_run_from_python_has_the_summary_of_the_command_line(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "sim", *OVERRIDES, "outputs=summary", f"output_dir={tmp_path}/run"],
+        cwd=tmp_path, check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    printed = json.loads((tmp_path / "run" / "summary.json").read_text())
+    ours = execute(build(*configure(*OVERRIDES))).summary
+    assert ours["system"] == "hobbit precision=fp16 cache=lfu"
+    assert {**printed, "wall_s": None, "overrides": None} == {**json.loads(json.dumps(ours)), "wall_s": None,
+                                                             "overrides": None}  # fmt: skip
+
+
+def test_a_mechanism_that_does_not_exist_is_refused_by_hydra() -> None:
+    with pytest.raises(HydraException, match="nonesuch"):
+        configure("system=nonesuch")
+
+
+def test_composing_inside_a_hydra_application_leaves_its_state_alone() -> None:
+    before = GlobalHydra.instance().hydra
+    mark = object()
+    GlobalHydra.instance().hydra = mark  # type: ignore[assignment]
+    try:
+        configure("system=lru")
+        assert GlobalHydra.instance().hydra is mark
+    finally:
+        GlobalHydra.instance().hydra = before
