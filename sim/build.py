@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from sim.controller import Controller
@@ -24,6 +25,7 @@ from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
 from sim.run import Run
+from sim.shared import Shared
 from sim.trace import Trace, read_trace
 from sim.types import CapacityError, Geometry
 from sim.units import require_number, us
@@ -34,8 +36,13 @@ ROOT = Path(__file__).parents[1]
 
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
+MISSING = "???"
+"""What a file of ``conf/`` leaves to be set."""
 PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
          "payload", "loader")  # fmt: skip
+_FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = WeakKeyDictionary()
+_FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
+"""What many runs of one trace would measure again."""
 LONGEST_DECISION_S = 3600.0
 """Host time after a gate above which a setting is taken for a slip."""
 
@@ -70,26 +77,25 @@ class WorkloadChoice:
     arrival_seed: int = 0
 
 
-def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
-    """A fresh run. ``trace`` saves reading it again where it is at hand (with the columns that the run needs).
+def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None,
+          shared: Shared | None = None) -> Run:  # fmt: skip
+    """A fresh run of a composed configuration, or of the plain values of one.
 
-    Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying what does not fit what.
+    ``trace`` saves reading it again where it is at hand (with the columns that the run needs); ``shared`` keeps traces
+    and workloads for the next run. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying what does
+    not fit what.
     """
-    _check_settings(cfg)
-    part = {name: _part(cfg, name) for name in PARTS}
-    model, hardware, choice, steps = part["model"], part["hardware"], part["trace"], part["workload"]
-    trace = trace or load_trace(choice.path, part["predictor"].lookahead_sites, part["payload"].needs_shares)
+    config = _checked_settings(cfg)
+    shared = shared or Shared(0)
+    part = {name: _part(config, name) for name in PARTS}
+    model, hardware, choice = part["model"], part["hardware"], part["trace"]
+    trace = trace or _shared_trace(part, shared)
     model.check_trace(trace.header.model, trace.header.name)
-    workload = Workload(
-        trace, split=choice.split, batching=steps.batching, together=steps.together, prefill_chunk=steps.prefill_chunk,
-        arrivals_per_s=steps.arrivals_per_s, arrival_seed=steps.arrival_seed,
-        lookahead=part["predictor"].lookahead_sites, norm=steps.lookahead_norm, exclude=choice.exclude,
-        max_sequences=choice.max_sequences,
-    )  # fmt: skip
+    workload = _shared_workload(part, trace, shared)
     fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
     _check_parts(part, workload)
-    _check_recorded(cfg, part["precision"].constant, workload)
-    selector, share = part["precision"], cfg.budget.resident_share
+    _check_recorded(config, part["precision"].constant, workload)
+    selector, share = part["precision"], config["budget"]["resident_share"]
     profile_selector(selector, trace)
     geometry = make_geometry(model, selector.precisions, share, missing_variants(selector))
     part["payload"].prepare(geometry, trace.header.sparsities)
@@ -97,42 +103,71 @@ def build(cfg: DictConfig, system: str, trace: Trace | None = None) -> Run:
     try:
         controller = make_controller(geometry, part)
     except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_share(cfg, model, selector.precisions, workload)}") from error
+        raise CapacityError(f"{error}{_smallest_share(config, model, selector.precisions, workload)}") from error
     ledger = _check_memory(model, hardware, workload, controller)
     durations = Roofline(
         model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
         geometry.site_bytes, active_share=part["payload"].active_share,
         decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
     )  # fmt: skip
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, cfg.seed,
-               {str(name): value for name, value in config.items()}, fitted_on)  # fmt: skip
+    return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
+               fitted_on)  # fmt: skip
 
 
-def _check_settings(cfg: DictConfig) -> None:
-    """Raise ValueError for what is not set, unknown, or no section; resolve the rest."""
-    if missing := OmegaConf.missing_keys(cfg):
+def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
+    key = ("trace", part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares)
+    return shared.get(key, lambda: load_trace(*key[1:]))
+
+
+def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> Workload:
+    """The steps of a run; what depends on the run's time is made anew for each."""
+    choice, steps = part["trace"], part["workload"]
+    options = {
+        "split": choice.split, "batching": steps.batching, "together": steps.together,
+        "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
+        "arrival_seed": steps.arrival_seed, "lookahead": part["predictor"].lookahead_sites,
+        "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
+    }  # fmt: skip
+    make = lambda: Workload(trace, **options)  # noqa: E731
+    # The workload holds its trace, so that no other can have its identity meanwhile.
+    return shared.get(("workload", id(trace), *options.values()), make) if steps.arrivals_per_s is None else make()
+
+
+def _checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values, resolved. Raise ValueError for what is not set, unknown, or no section."""
+    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
+    if missing := [key for key, value in _leaves(config) if value == MISSING]:
         raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
-    OmegaConf.resolve(cfg)
-    if cfg.outputs not in OUTPUTS:
-        raise ValueError(f"unknown outputs={cfg.outputs}; allowed: {', '.join(OUTPUTS)}")
-    if cfg.timeline_steps is not None:
-        require_number("timeline_steps", cfg.timeline_steps, minimum=1, whole=True)
-    require_number("seed", cfg.seed, whole=True)
+    if config["outputs"] not in OUTPUTS:
+        raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
+    if config["timeline_steps"] is not None:
+        require_number("timeline_steps", config["timeline_steps"], minimum=1, whole=True)
+    require_number("seed", config["seed"], whole=True)
     known = {*PARTS, *SETTINGS}
-    if unknown := [str(name) for name in cfg if name not in known]:
+    if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    if unknown := [f"budget.{name}" for name in cfg.get("budget") or () if name != "resident_share"]:
+    if unknown := [f"budget.{name}" for name in config["budget"] or () if name != "resident_share"]:
         raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.resident_share")
     for name in (*PARTS, "budget"):
-        if not OmegaConf.is_dict(cfg.get(name)):
+        if not isinstance(config.get(name), dict):
             raise ValueError(
-                f"{name}={cfg.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
+                f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
             )
+    return config
 
 
-def _check_recorded(cfg: DictConfig, precision: int | None, workload: Workload) -> None:
+def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested sections and lists with its dotted key."""
+    if not isinstance(node, dict | list):
+        yield place, node
+        return
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
+        yield from _leaves(value, f"{place}.{name}" if place else str(name))
+
+
+def _check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
     """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
     header = workload.trace.header
     lacks = set(str(header.provenance.get("lacks", "")).split(", "))
@@ -148,7 +183,7 @@ def _check_recorded(cfg: DictConfig, precision: int | None, workload: Workload) 
             f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
             f"workload=recorded, its own steps"
         )
-    if "rows" in lacks and cfg.cache.get("recency") == "rows":
+    if "rows" in lacks and config["cache"].get("recency") == "rows":
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
 
 
@@ -231,12 +266,12 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     )  # fmt: skip
 
 
-def _smallest_share(cfg: DictConfig, model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
+def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
     """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
 
     def works(share: float) -> bool:
         try:
-            part, geometry = {name: _part(cfg, name) for name in PARTS}, make_geometry(model, precisions, share)
+            part, geometry = {name: _part(config, name) for name in PARTS}, make_geometry(model, precisions, share)
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:
@@ -263,12 +298,31 @@ def _check_memory(model: Model, hardware: Hardware, workload: Workload, controll
     )  # fmt: skip
 
 
-def _part(cfg: DictConfig, name: str) -> Any:
+def _part(config: Mapping[str, Any], name: str) -> Any:
     try:
-        return instantiate(cfg[name], _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__
-        raise ValueError(f"{name}: {cause if cause is not None else error}") from error
+        return make_object(config[name])
+    # A constructor may refuse its arguments in any way, and which they are the user says.
+    except Exception as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def make_object(node: Any) -> Any:
+    """Plain values with every section that has a ``_target_`` made by it, innermost first.
+
+    What ``hydra.utils.instantiate`` does with such values, without their detour over OmegaConf, which is most of the
+    time that a short run takes to build.
+    """
+    if isinstance(node, list):
+        return [make_object(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    made = {name: make_object(value) for name, value in node.items() if name != "_target_"}
+    return _target(node["_target_"])(**made) if "_target_" in node else made
+
+
+@cache
+def _target(path: str) -> Any:
+    return get_object(path)
 
 
 def trace_directory(path: str) -> Path:
@@ -300,10 +354,13 @@ def profile_selector(selector: Any, trace: Trace) -> None:
 
 def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """HOBBIT's eq. 2 score of every decode selection of the trace's fit split, flat."""
-    workload = Workload(trace, split="fit", batching="sequential")
-    decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
-    chosen = workload.chosen[0][decode] >= 0
-    return np.asarray(workload.scores[decode][chosen], dtype=np.float64)
+    if trace not in _FIT_SCORES:
+        workload = Workload(trace, split="fit", batching="sequential")
+        decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
+        chosen = workload.chosen[0][decode] >= 0
+        _FIT_SCORES[trace] = np.asarray(workload.scores[decode][chosen], dtype=np.float64)
+        _FIT_SCORES[trace].setflags(write=False)
+    return _FIT_SCORES[trace]
 
 
 def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
@@ -315,6 +372,12 @@ def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
 
 def fit_profile(trace: Trace) -> Profile:
     """What the trace's fit sequences chose. Raise ValueError if it has none."""
+    if trace not in _FIT_PROFILES:
+        _FIT_PROFILES[trace] = _profile(trace)
+    return _FIT_PROFILES[trace]
+
+
+def _profile(trace: Trace) -> Profile:
     try:
         workload = Workload(trace, split="fit", batching="sequential")
     except ValueError as error:
