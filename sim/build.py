@@ -115,8 +115,9 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
 
 
 def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
-    key = ("trace", part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares)
-    return shared.get(key, lambda: load_trace(*key[1:]))
+    wanted: tuple[str, int, bool] = (
+        part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares)  # fmt: skip
+    return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
 def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> Workload:
@@ -128,9 +129,14 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
         "arrival_seed": steps.arrival_seed, "lookahead": part["predictor"].lookahead_sites,
         "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
     }  # fmt: skip
-    make = lambda: Workload(trace, **options)  # noqa: E731
+
+    def make() -> Workload:
+        return Workload(trace, **options)
+
+    if steps.arrivals_per_s is not None:
+        return make()
     # The workload holds its trace, so that no other can have its identity meanwhile.
-    return shared.get(("workload", id(trace), *options.values()), make) if steps.arrivals_per_s is None else make()
+    return shared.get(("workload", id(trace), *options.values()), make)
 
 
 def _checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:

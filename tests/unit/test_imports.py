@@ -23,7 +23,7 @@ LAYERS = (
      "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
-     "run_log", "lookahead_ranks", "explain_words"},
+     "shared", "run_log", "lookahead_ranks", "explain_words"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers", "real.kernels"},
     {"real.experts_swap"},
