@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from rich.table import Table
 from sim.build import build, load_trace
 from sim.configure import configure
 from sim.execute import Result, execute
-from sim.intervals import paired_ratio_interval
 from sim.latency import decode_time_and_tokens
+from sim.paired import CANNOT_TELL, Paired, paired
 from sim.timeline import trace_events
 
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
@@ -59,7 +59,10 @@ def main() -> None:
     console.print(_answer(cells), soft_wrap=True)
     (args.output_dir / "table.json").write_text(
         json.dumps(
-            [{**cell.summary, f"speedup_over_{BASELINE}": _speedup(cells, *where)} for where, cell in cells.items()],
+            [
+                {**cell.summary, f"speedup_over_{BASELINE}": asdict(_speedup(cells, *where))}
+                for where, cell in cells.items()
+            ],
             indent=1,
         )
         + "\n",
@@ -74,10 +77,13 @@ def _write_timeline(path: Path, result: Result, wait: str) -> None:
     path.write_text(json.dumps(trace_events(result.frames, wait, 256, run)) + "\n", encoding="utf-8")
 
 
-def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> tuple[float, float, float]:
+def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> Paired:
     """How much faster than the baseline at the same budget, with the paired 95 % interval."""
-    ours, theirs = cells[system, share], cells[BASELINE, share]
-    return paired_ratio_interval(ours.decode_ns, theirs.decode_ns, ours.summary["seed"])
+    return _paired(cells[system, share], cells[BASELINE, share])
+
+
+def _paired(ours: Cell, theirs: Cell) -> Paired:
+    return paired(ours.decode_ns, theirs.decode_ns, ours.summary["seed"])
 
 
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
@@ -91,31 +97,29 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
         for share in SHARES:
             summary = cells[system, share].summary
             low, high = summary["ci95"]["decode_tokens_per_s"]
-            ratio, ratio_low, ratio_high = _speedup(cells, system, share)
-            mark = "~" if ratio_low <= 1 <= ratio_high and system != BASELINE else ""
-            row.append(f"{summary['decode_tokens_per_s']:.2f}  {ratio:.2f}x{mark}\n[{low:.2f}, {high:.2f}]")
+            found = _speedup(cells, system, share)
+            mark = "~" if found.verdict == CANNOT_TELL and system != BASELINE else ""
+            row.append(f"{summary['decode_tokens_per_s']:.2f}  {found.speedup:.2f}x{mark}\n[{low:.2f}, {high:.2f}]")
         table.add_row(system, *row)
     return table
 
 
 def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     share = SHARES[1]
-    ratio, low, high = _speedup(cells, LOSSY, share)
+    found = _speedup(cells, LOSSY, share)
     summary = cells[LOSSY, share].summary
     quality = summary["quality_proxy"]
     lossless = [s for s in SYSTEMS if s not in (LOSSY, "oracle")]
     best = max(lossless, key=lambda s: cells[s, share].summary["decode_tokens_per_s"])
-    rest = [s for s in lossless if s != best and _cannot_tell(cells[best, share], cells[s, share])]
+    rest = [s for s in lossless if s != best and _paired(cells[best, share], cells[s, share]).verdict == CANNOT_TELL]
     also = f" (not told apart from {', '.join(rest)})" if rest else ""
-    return (f"At {share:.0%} resident the fastest lossless system is {best}{also}, with "
-            f"{cells[best, share].summary['decode_tokens_per_s']:.2f} tokens/s; {LOSSY} is {ratio:.2f}x {BASELINE} "
-            f"(paired 95 %: {low:.2f} to {high:.2f}) serving {quality['low_share']:.0%} of needs at low precision "
-            f"and skipping {quality['skip_share']:.1%}.")  # fmt: skip
-
-
-def _cannot_tell(one: Cell, other: Cell) -> bool:
-    _, low, high = paired_ratio_interval(one.decode_ns, other.decode_ns, one.summary["seed"])
-    return low <= 1 <= high
+    rate = cells[best, share].summary["decode_tokens_per_s"]
+    assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"
+    low, high = found.interval
+    return (f"At {share:.0%} resident the fastest lossless system is {best}{also}, with {rate:.2f} tokens/s; {LOSSY} "
+            f"is {found.speedup:.2f}x {BASELINE} (paired 95 %: {low:.2f} to {high:.2f}) serving "
+            f"{quality['low_share']:.0%} of needs at low precision and skipping "
+            f"{quality['skip_share']:.1%}.")  # fmt: skip
 
 
 def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:

@@ -32,15 +32,6 @@ def ratio_intervals(parts: Mapping[str, tuple[Floats, Floats]], seed: int) -> di
     return intervals
 
 
-def paired_ratio_interval(ours: Floats, theirs: Floats, seed: int) -> tuple[float, float, float]:
-    """``sum(theirs) / sum(ours)`` over the same sequences, and its 95 % interval (1 inside: cannot tell)."""
-    if len(ours) != len(theirs):
-        raise ValueError(f"a paired comparison needs the same sequences, got {len(ours)} and {len(theirs)}")
-    pick = resamples(len(ours), seed)
-    low, high = np.percentile(theirs[pick].sum(axis=1) / ours[pick].sum(axis=1), LEVEL)
-    return float(theirs.sum() / ours.sum()), float(low), float(high)
-
-
 def resamples(count: int, seed: int) -> NDArray[np.int64]:
     """Indices of sequences drawn with replacement, [RESAMPLES, count]."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))

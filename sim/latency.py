@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,15 @@ from sim.frames import Frames
 from sim.units import seconds
 
 Floats = NDArray[np.float64]
+
+
+class Tables(Protocol):
+    """What a run's tokens and sequences took: of the run itself, or read from its files."""
+
+    @property
+    def tokens(self) -> pl.DataFrame: ...
+    @property
+    def sequences(self) -> pl.DataFrame: ...
 
 
 def request_times(frames: Frames) -> dict[str, Any]:
@@ -36,7 +45,7 @@ def request_times(frames: Frames) -> dict[str, Any]:
     }
 
 
-def tokens_after_the_first(frames: Frames) -> pl.DataFrame:
+def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
 
     ``since_last_ns``: since the token before it.
@@ -49,7 +58,7 @@ def tokens_after_the_first(frames: Frames) -> pl.DataFrame:
     return rows.filter((pl.col("phase") == "decode") & ~pl.col("is_first")).drop("is_first")
 
 
-def decode_time_and_tokens(frames: Frames) -> tuple[Floats, Floats]:
+def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
     """By sequence: its share of the time of the steps that gave it a token after its first, in ns, and those tokens.
 
     A step's time is shared equally among the sequences that it gave such a token.
@@ -58,21 +67,26 @@ def decode_time_and_tokens(frames: Frames) -> tuple[Floats, Floats]:
     return _shared_time(frames, after), _count_by_sequence(frames, after)
 
 
-def prefill_time(frames: Frames) -> Floats:
+def prefill_time(frames: Tables) -> Floats:
     """By sequence: its share of the time of the steps that read its prompt, in ns."""
     return _shared_time(frames, frames.tokens.filter(pl.col("phase") == "prefill"))
 
 
-def _shared_time(frames: Frames, rows: pl.DataFrame) -> Floats:
+def whole_time(frames: Tables) -> Floats:
+    """By sequence: its share of the time of all its steps, in ns."""
+    return _shared_time(frames, frames.tokens)
+
+
+def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
     share = rows.select("sequence", (pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))
     return _by_sequence(frames, share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum()), "end_ns")
 
 
-def _count_by_sequence(frames: Frames, rows: pl.DataFrame) -> Floats:
+def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
     return _by_sequence(frames, rows.group_by("sequence").len(), "len")
 
 
-def _by_sequence(frames: Frames, found: pl.DataFrame, column: str) -> Floats:
+def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:
     """A column in the order of ``frames.sequences``, 0 where a sequence has no row."""
     joined = frames.sequences.select("sequence").join(found, on="sequence", how="left", maintain_order="left")
     return joined[column].fill_null(0).to_numpy().astype(np.float64)

@@ -130,7 +130,8 @@ def _budget(run: Run) -> dict[str, Any]:
     for pool, precisions in pools.items():
         best = min(precisions)
         per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.variant_bytes[best]
-    return {"device_bytes": device_bytes, "slots": per_precision, "resident_share": run.resident_share}
+    return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
+            "resident_share": run.resident_share}  # fmt: skip
 
 
 def _all_bytes(geometry: Geometry) -> int:

@@ -23,12 +23,14 @@ LAYERS = (
      "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
-     "shared", "run_log", "lookahead_ranks", "explain_words"},
+     "shared", "run_log", "lookahead_ranks", "explain_words",
+     "paired"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.timers", "real.kernels"},
     {"real.experts_swap"},
 )  # fmt: skip
 TOP = {
+    "sim.trials", "sim.comparison", "sim.compare",
     "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay",
     "sim.explain", "sim.__main__", "real", "real.recording", "real.conformance",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.intervals import RESAMPLES, paired_ratio_interval, ratio_intervals, resamples
+from sim.intervals import RESAMPLES, ratio_intervals, resamples
 
 
 def one(above: list[float], below: list[float], seed: int = 0) -> tuple[float, float] | None:
@@ -61,18 +61,3 @@ def test_resamples_are_indices_drawn_with_replacement() -> None:
     assert drawn.shape == (RESAMPLES, 4)
     assert set(np.unique(drawn)) == {0, 1, 2, 3}
     assert any(len(set(row)) < 4 for row in drawn.tolist())
-
-
-def test_a_run_paired_with_itself_has_the_ratio_1_for_certain() -> None:
-    times = np.array([3.0, 1.0, 4.0, 1.5])
-    assert paired_ratio_interval(times, times, 0) == (1.0, 1.0, 1.0)
-
-
-def test_twice_as_slow_on_every_sequence_is_2_for_certain_however_they_vary() -> None:
-    ours = np.array([3.0, 1.0, 40.0, 1.5])
-    assert paired_ratio_interval(ours, 2 * ours, 0) == (2.0, 2.0, 2.0)
-
-
-def test_a_paired_comparison_needs_the_same_sequences() -> None:
-    with pytest.raises(ValueError, match="needs the same sequences, got 3 and 2"):
-        paired_ratio_interval(np.ones(3), np.ones(2), 0)

@@ -1,0 +1,163 @@
+"""``python -m sim.compare A B``: which of two runs is faster, how surely, and where the difference comes from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from sim.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
+from sim.metrics import SCHEMA
+from sim.paired import CANNOT_TELL, FASTER
+from sim.trials import Trial, prepared, trial
+from sim.units import NS_PER_S
+
+USAGE = """usage: python -m sim.compare A B [key=value ...]
+
+A and B are directories of runs (python -m sim ... output_dir=DIR), or systems with overrides of their own in one
+word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
+compared if they are of the same trace, model, machine, workload and budget."""
+TOKENS = {"step": pl.Int64, "sequence": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the comparison; return the exit code: 2, with one line, for what cannot be compared."""
+    if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0 if {"-h", "--help"} & set(arguments) else 2
+    names = arguments[0], arguments[1]
+    try:
+        found = compared(names, *_trials(names, arguments[2:]))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    console = Console()
+    console.print(table_of(found))
+    console.print(answer(found), soft_wrap=True)
+    return 0
+
+
+def _trials(names: tuple[str, str], common: Sequence[str]) -> tuple[Trial, Trial]:
+    are_runs = [Path(name).is_dir() for name in names]
+    if all(are_runs):
+        if common:
+            raise ValueError(f"{common[0]!r} cannot change runs that have been made; leave it out, or name two systems")
+        return read_run(Path(names[0])), read_run(Path(names[1]))
+    if any(are_runs):
+        run, system = names if are_runs[0] else names[::-1]
+        raise ValueError(
+            f"{run} is the directory of a run, {system} is none; give two directories, or two systems to simulate"
+        )
+    words = [_words(name, common) for name in names]
+    # Refused before either is simulated.
+    check_comparable(names, conditions_of(prepared(words[0])), conditions_of(prepared(words[1])))
+    progress = Console(stderr=True)
+    a, b = [trial(one) for one in track(words, "simulating", console=progress, transient=True)]
+    return a, b
+
+
+def _words(name: str, common: Sequence[str]) -> list[str]:
+    """The overrides of a run named ``SYSTEM [key=value ...]``."""
+    system, *own = shlex.split(name) or [""]
+    if not system or "=" in system:
+        raise ValueError(f"{name!r} is neither the directory of a run nor a system; try python -m sim.compare --help")
+    for word in (*own, *common):
+        if "=" not in word:
+            raise ValueError(f"{word!r} is no key=value; a system's own overrides stand in one word with its name")
+    return [f"system={system}", *common, *own]
+
+
+def read_run(directory: Path) -> Trial:
+    """The run whose files are in ``directory``. Raise ValueError for what is missing or no such file."""
+    paths = {name: directory / name for name in ("summary.json", "config.yaml", "tokens.parquet", "sequences.parquet")}
+    for path in paths.values():
+        if not path.is_file():
+            raise ValueError(f"{directory} has no {path.name}; a run is compared by all its files: set outputs=all")
+    try:
+        summary = json.loads(paths["summary.json"].read_text(encoding="utf-8"))
+        config = OmegaConf.to_container(OmegaConf.load(paths["config.yaml"]))
+    except (ValueError, YAMLError) as error:
+        raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
+    if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not isinstance(config, dict):
+        raise ValueError(f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it again")
+    if lacks := [key for key in ("budget", "trace", "stall_s", "makespan_s", "seed") if key not in summary]:
+        raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
+    if "allowed_bytes" not in summary["budget"] or "workload" not in config:
+        raise ValueError(f"{directory} was written by an older version; run it again")
+    return Trial(summary, {str(key): value for key, value in config.items()},
+                 _table(paths["tokens.parquet"], TOKENS), _table(paths["sequences.parquet"], SEQUENCES))  # fmt: skip
+
+
+def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    try:
+        table = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path} is no parquet file: {error}") from None
+    for name, kind in columns.items():
+        if table.schema.get(name) != kind:
+            raise ValueError(f"{path}: column {name} is {table.schema.get(name)}, expected {kind}; run it again")
+    return table
+
+
+def table_of(found: Comparison) -> Table:
+    """Where the time of either went, and the difference, part by part."""
+    a, b = found.names
+    table = Table("time of", f"A: {a} (s)", f"B: {b} (s)", "A - B (s)", title="makespan", caption=found.label)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part, (ours, theirs) in found.parts.items():
+        if ours or theirs:
+            name = part if part == COMPUTE else f"waiting: {part.replace('_', ' ')}"
+            table.add_row(name, *_seconds(ours, theirs))
+    table.add_section()
+    table.add_row("all", *_seconds(*found.makespans_ns))
+    return table
+
+
+def _seconds(ours: int, theirs: int) -> tuple[str, str, str]:
+    return f"{ours / NS_PER_S:.3f}", f"{theirs / NS_PER_S:.3f}", f"{(ours - theirs) / NS_PER_S:+.3f}"
+
+
+def answer(found: Comparison) -> str:
+    """Who is faster, how surely, by what."""
+    a, b = found.names
+    verdict, told = found.verdict, []
+    for what, ratio in found.ratios.items():
+        surely = "" if ratio.p_faster is None else f", P(A faster) {_probability(ratio.p_faster)}"
+        told.append(f"{what} {ratio}{surely}")
+    if verdict.verdict == CANNOT_TELL:
+        who = f"Cannot tell whether A ({a}) or B ({b}) is faster"
+    else:
+        who = f"A ({a}) is {verdict.verdict} than B ({b})"
+    differences = {part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs}
+    why = ""
+    if differences:
+        sign = -1 if verdict.verdict == FASTER else 1
+        main = max(differences, key=lambda part: sign * differences[part])
+        total = found.makespans_ns[0] - found.makespans_ns[1]
+        name = "computing" if main == COMPUTE else f"waiting for {main.replace('_', ' ')}"
+        why = (
+            f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
+        )
+    return f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}"
+
+
+def _probability(p: float) -> str:
+    return "> 0.999" if p > 0.999 else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

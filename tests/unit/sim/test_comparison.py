@@ -1,0 +1,227 @@
+"""Two runs side by side: what may be compared, sums that are exact, files and simulations that say the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sim.compare import answer, main, read_run, table_of
+from sim.comparison import Comparison, compared
+from sim.execute import execute
+from sim.outputs import write_outputs
+from sim.paired import FASTER, paired
+from sim.trials import Trial, prepared, trial
+
+COMMON = ("trace.max_sequences=2", "budget.resident_share=0.4")
+NAMES = ("lru", "lfu")
+
+
+@pytest.fixture(scope="module")
+def trials() -> dict[str, Trial]:
+    return {name: trial(["system=lru", f"cache={name}", *COMMON]) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same runs, written as ``python -m sim`` writes them."""
+    found = {}
+    for name in NAMES:
+        run = prepared(["system=lru", f"cache={name}", *COMMON])
+        result = execute(run)
+        found[name] = tmp_path_factory.mktemp("runs") / name
+        write_outputs(found[name], result.summary, run.config, result.frames, "wait_all", 1)
+    return found
+
+
+def test_the_differences_of_the_parts_sum_to_the_difference_of_the_makespans(trials: dict[str, Trial]) -> None:
+    found = compared(NAMES, *trials.values())
+    for column, one in enumerate(trials.values()):
+        assert sum(times[column] for times in found.parts.values()) == round(one.summary["makespan_s"] * 1e9)
+    assert found.parts["compute"][0] == found.parts["compute"][1], "the same trace computes the same"
+    assert sum(a != b for a, b in found.parts.values()) > 1
+
+
+def test_the_ratio_of_all_steps_is_that_of_the_makespans_and_decode_that_of_the_rates(trials: dict[str, Trial]) -> None:
+    a, b = trials.values()
+    found = compared(NAMES, a, b)
+    assert found.verdict is found.ratios["all steps"]
+    assert found.verdict.speedup == pytest.approx(b.summary["makespan_s"] / a.summary["makespan_s"], rel=1e-12)
+    rates = [one.summary["decode_tokens_per_s"] for one in (a, b)]
+    assert found.ratios["decode"].speedup == pytest.approx(rates[0] / rates[1], rel=1e-12)
+
+
+def test_a_run_against_itself_cannot_be_told_apart(trials: dict[str, Trial]) -> None:
+    found = compared(("a", "b"), trials["lru"], trials["lru"])
+    assert answer(found).startswith("Cannot tell whether A (a) or B (b) is faster.")
+    assert all(ours == theirs for ours, theirs in found.parts.values())
+
+
+def test_files_say_what_the_simulation_said(trials: dict[str, Trial], folders: dict[str, Path]) -> None:
+    from_files = compared(NAMES, *(read_run(folders[name]) for name in NAMES))
+    assert from_files == compared(NAMES, *trials.values())
+
+
+def test_with_arrivals_the_latency_decides() -> None:
+    words = ("trace.max_sequences=2", "workload=continuous_4", "workload.arrivals_per_s=0.05")
+    one, other = (trial([f"system={system}", *words]) for system in ("hobbit", "load_on_demand"))
+    found = compared(("hobbit", "none"), one, other)
+    assert list(found.ratios)[:2] == ["latency", "all steps"]
+    spent = [float((o.sequences["end_ns"] - o.sequences["arrival_ns"]).sum()) for o in (one, other)]
+    assert found.verdict.speedup == pytest.approx(spent[1] / spent[0])
+    assert found.verdict.verdict == FASTER
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def changed(one: Trial, what: str, value: Any) -> Trial:
+    """The run with one thing of its configuration or summary changed."""
+    summary, config = deepcopy(one.summary), deepcopy(one.config)
+    place: Any = summary if what.startswith("summary.") else config
+    *path, last = what.removeprefix("summary.").split(".")
+    for key in path:
+        place = place[key]
+    place[last] = value
+    return Trial(summary, config, one.tokens, one.sequences)
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "told"),
+    [
+        ("summary.trace.sha256", "beef", "trace sha256=beef"),
+        ("hardware.links.pcie.peak_gb_per_s", 63.0, "hardware.links.pcie.peak_gb_per_s=31.5"),
+        ("hardware.links.pcie.peak_gb_per_s", 63.0, "hardware.links.pcie.peak_gb_per_s=63.0"),
+        ("hardware.cpu", None, "(not set)"),
+        ("model.sites", 4, "model.sites=4"),
+        ("workload.together", 2, "workload.together=2"),
+        ("trace.split", "all", "trace.split=all"),
+        ("summary.budget.allowed_bytes", 9_019_431_321, "bytes for experts=9019431321"),
+        ("summary.budget.allowed_bytes", 9_019_431_321, "give B budget.resident_share=0.8, or A 0.2"),
+    ],
+)
+def test_runs_of_other_conditions_are_refused_with_both_values(
+    trials: dict[str, Trial], what: str, value: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=r"A has .*, B has .*can be compared: ") as refusal:
+        compared(("A", "B"), trials["lru"], changed(trials["lfu"], what, value))
+    assert told in str(refusal.value)
+
+
+def test_runs_of_other_sequences_are_refused(trials: dict[str, Trial]) -> None:
+    one = trials["lfu"]
+    fewer = Trial(one.summary, one.config, one.tokens, one.sequences.head(1))
+    with pytest.raises(ValueError, match=r"A has sequences=\[.*\], B has sequences=\["):
+        compared(("A", "B"), trials["lru"], fewer)
+
+
+def test_another_path_to_the_same_trace_is_no_difference(trials: dict[str, Trial]) -> None:
+    moved = changed(trials["lfu"], "trace.path", "elsewhere")
+    assert compared(NAMES, trials["lru"], moved) == compared(NAMES, *trials.values())
+
+
+def test_a_summary_whose_parts_do_not_sum_is_refused(trials: dict[str, Trial]) -> None:
+    with pytest.raises(ValueError, match=r"sum to .* ns, not to makespan_s"):
+        compared(NAMES, trials["lru"], changed(trials["lfu"], "summary.stall_s.demand", 1e-9))
+
+
+def spoil(folder: Path, how: str) -> None:
+    if how == "summary only":
+        (folder / "tokens.parquet").unlink()
+    elif how == "cut":
+        (folder / "summary.json").write_text((folder / "summary.json").read_text()[:100])
+    elif how == "other schema":
+        (folder / "summary.json").write_text(json.dumps({"schema": 99}))
+    elif how == "no yaml":
+        (folder / "config.yaml").write_text("a: [")
+    elif how == "no parquet":
+        (folder / "tokens.parquet").write_bytes(b"no parquet")
+    elif how == "a column as text":
+        path = folder / "sequences.parquet"
+        pl.read_parquet(path).with_columns(pl.col("end_ns").cast(pl.String)).write_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("summary only", "has no tokens.parquet; a run is compared by all its files: set outputs=all"),
+        ("cut", "a file of this run cannot be read"),
+        ("other schema", "is not of schema 1"),
+        ("no yaml", "a file of this run cannot be read"),
+        ("no parquet", "tokens.parquet is no parquet file"),
+        ("a column as text", "sequences.parquet: column end_ns is String, expected Int64"),
+    ],
+)
+def test_files_that_are_no_run_are_refused(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, told: str
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folders["lfu"], broken)
+    spoil(broken, how)
+    assert main([str(folders["lru"]), str(broken)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["RUN", "lru"], "lru is none; give two directories, or two systems"),
+        (["RUN", "RUN", "seed=1"], "'seed=1' cannot change runs that have been made"),
+        (["lru", "nosuch"], "Could not find 'system/nosuch'"),
+        (["lru", "cache=lfu"], "neither the directory of a run nor a system"),
+        (["lru", "lru lfu"], "'lfu' is no key=value"),
+        (["lru", "lru hardware=jetson_agx_orin", "trace.max_sequences=1"], "lru has hardware.name=rtx4090_pcie4, "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert main([str(folders["lru"]) if word == "RUN" else word for word in words]) == 2
+    assert told in capsys.readouterr().err
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hand_made() -> Callable[[float], Comparison]:
+    """Three sequences, B's times ``factor`` times A's; 1 s of computing, the rest waiting."""
+
+    def made(factor: float) -> Comparison:
+        ours = np.array([1e9, 2e9, 3e9])
+        ratio = paired(ours, factor * ours, 0)
+        waiting = 5_000_000_000, round(6e9 * factor) - 1_000_000_000
+        return Comparison(("x", "y"), {"compute": (10**9, 10**9), "no_slot": waiting}, {"all steps": ratio}, None)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"),
+    [
+        (1.5, "A (x) is faster than B (y). B's time over A's, paired 95 % over sequences: all steps 1.50x "
+              "[1.50, 1.50], P(A faster) > 0.999. A's run is -3.000 s against B's, of which waiting for no slot "
+              "-3.000 s."),
+        (0.5, "A (x) is slower than B (y). B's time over A's, paired 95 % over sequences: all steps 0.50x "
+              "[0.50, 0.50], P(A faster) < 0.001. A's run is +3.000 s against B's, of which waiting for no slot "
+              "+3.000 s."),
+    ],
+    ids=["faster", "slower"],
+)  # fmt: skip
+def test_the_answer_says_who_by_how_much_and_why(
+    hand_made: Callable[[float], Comparison], factor: float, told: str
+) -> None:
+    assert answer(hand_made(factor)) == told
+
+
+def test_the_table_leaves_out_what_neither_waited_for(hand_made: Callable[[float], Comparison]) -> None:
+    table = table_of(hand_made(1.5))
+    assert list(table.columns[0].cells) == ["compute", "waiting: no slot", "all"]
+    assert list(table.columns[3].cells) == ["+0.000", "-3.000", "-3.000"]
