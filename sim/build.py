@@ -216,6 +216,12 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
             f"placement=load, or a machine whose file has one"
         )
+    encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
+    if encoders[0] != encoders[1]:
+        raise ValueError(
+            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace "
+            f"{workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set model.encoder_sites"
+        )
     if part["loader"].dense_slots and workload.trace.header.encoder_sites:
         raise ValueError(
             f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
@@ -268,7 +274,7 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
         geometry, predictor, part["cache"], part["precision"], part["placement"], loader, route=route,
         ram_cache=ram_cache, payload=part["payload"],
         predicts_later=hardware.prediction_us > 0 and not isinstance(predictor, NoPrediction),
-        dense_bytes=(model.dense_block_bytes,) * model.sites if loader.dense_slots else (),
+        dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
     )  # fmt: skip
 
 

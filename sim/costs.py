@@ -99,25 +99,43 @@ class Roofline:
         self._site_bytes = site_bytes
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
-        self._dense: dict[tuple[int, int, int], int] = {}
+        # Sites of equal layers cost the same: by site the number of its kind, and of each kind its first site.
+        alike = [(model.block_params(s), model.layers_at(s), model.is_encoder(s)) for s in range(model.sites)]
+        self._kinds = sorted(alike.index(kind) for kind in set(alike))
+        self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
+        self._dense: dict[tuple[int, int, int, int], int] = {}
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         rows, sequences, context = step.rows, len(step.sequences), step.token
-        if (rows, sequences, context) not in self._dense:
-            m = self.model
-            attended = context - (rows / sequences - 1) / 2
-            flops = 2 * rows * m.site_params + 4 * rows * attended * m.heads * m.head_dim
-            kv_bytes = sequences * m.kv_bytes_per_token / m.sites * context
-            weight_bytes = m.site_params * m.dense_bits / 8
-            compute = self.hardware.compute
-            duration = compute.operation_ns(flops, weight_bytes + kv_bytes, compute.dense_launches)
-            self._dense[rows, sequences, context] = duration
-        return [self._dense[rows, sequences, context]] * self.model.sites
+        times = []
+        for site in self._kinds:
+            at = (site, rows, sequences, context)
+            if at not in self._dense:
+                self._dense[at] = self._layers_ns(*at)
+            times.append(self._dense[at])
+        return times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
+
+    def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
+        """The layers of one site without its experts. An encoder's rows attend to all of their prompt."""
+        m, compute = self.model, self.hardware.compute
+        layers, encodes = m.layers_at(site), m.is_encoder(site)
+        attended = context - (0 if encodes else (rows / sequences - 1) / 2)
+        params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
+        flops = 2 * rows * params + layers * rows * attended * m.attention_flops
+        kv_bytes = sequences * layers * m.layer_kv_bytes * context
+        launches = (
+            layers * compute.dense_launches + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
+        )
+        return compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
 
     def tail_ns(self, step: Step) -> int:
+        """The LM head; after a prompt that an encoder has read, the decoder's keys and values of it."""
         m, compute = self.model, self.hardware.compute
-        flops = 2 * len(step.sequences) * m.head_params
-        return compute.operation_ns(flops, m.head_params * m.dense_bits / 8, compute.tail_launches)
+        rows, params = len(step.sequences), m.head_params
+        if m.encoder_sites and not step.decode:
+            layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
+            rows, params = step.rows, layers * m.cross_kv_params
+        return compute.operation_ns(2 * rows * params, params * m.dense_bits / 8, compute.tail_launches)
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         if (precision, site, tokens) not in self._expert:
@@ -197,9 +215,9 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
 
     ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are streamed through.
     """
-    streamed = model.sites - dense_slots if dense_slots else 0
+    blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
     ledger = Ledger(
-        dense_bytes=model.dense_bytes - streamed * model.dense_block_bytes,
+        dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
         kv_bytes=limits.together * limits.longest * model.kv_bytes_per_token,
         activation_bytes=limits.rows * 2 * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
         slot_bytes=slot_bytes,

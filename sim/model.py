@@ -63,11 +63,46 @@ PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.
 
 
 @dataclass(frozen=True)
-class Model:
-    """A decoder of ``sites`` identical layers, each attention followed by a router and ``experts`` gated experts.
+class LatentAttention:
+    """Keys and values compressed into one vector of a layer's cache (DeepSeek-V2's MLA): widths by head, or in all.
 
-    ``expert_matrices`` matrices of hidden x expert_intermediate make an expert. ``gates_of`` names the model whose
-    gates are replayed where that is another one than the model whose sizes these are (``sizes_of``): a transplant.
+    ``query_rank``: 0 where queries are not compressed. ``kv_rank`` and ``rope_dim`` together are what is cached.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
+            require_number(f"model.latent.{name}", getattr(self, name), minimum=1, whole=True)
+        require_number("model.latent.query_rank", self.query_rank, whole=True)
+
+    def params(self, hidden: int, heads: int) -> int:
+        queries = heads * (self.nope_dim + self.rope_dim)
+        rank = self.query_rank
+        into_queries = hidden * rank + rank + rank * queries if rank else hidden * queries
+        into_cache = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
+        return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer of which ``sites`` layers choose among ``experts``: attention, a router, experts, shared experts.
+
+    ``expert_matrices`` matrices of hidden x ``expert_intermediate`` make an expert (with ``expert_biases`` parameters
+    beside them, never below 16 bits). ``shared_intermediate``: width of all experts that every token runs.
+
+    Layers without experts have a feed-forward block of ``dense_intermediate``: ``leading_dense_layers`` stand before
+    the first site, ``dense_layers_per_site`` before every one. The first ``encoder_sites`` sites are an encoder's; the
+    others' layers then have cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
+    experts, and the model, has (biases, norms of queries and keys, gates of shared experts).
+
+    ``gates_of`` names the model whose gates are replayed where that is another one than the model whose sizes these are
+    (``sizes_of``): a transplant.
     """
 
     name: str
@@ -82,7 +117,17 @@ class Model:
     vocab: int
     source: str
     expert_matrices: int = 3
+    expert_biases: int = 0
+    shared_intermediate: int = 0
+    leading_dense_layers: int = 0
+    dense_layers_per_site: int = 0
+    dense_intermediate: int = 0
+    encoder_sites: int = 0
+    latent: LatentAttention | None = None
+    other_site_params: int = 0
+    other_params: int = 0
     dense_bits: float = 16.0
+    kv_bits: float = 16.0
     tied_embeddings: bool = False
     gates_of: str | None = None
     sizes_of: str | None = None
@@ -91,21 +136,48 @@ class Model:
         for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate", "heads", "kv_heads", "head_dim",
                      "vocab", "expert_matrices"):  # fmt: skip
             require_number(f"model.{name}", getattr(self, name), minimum=1, whole=True)
-        require_number("model.dense_bits", self.dense_bits, minimum=1)
+        for name in ("expert_biases", "shared_intermediate", "leading_dense_layers", "dense_layers_per_site",
+                     "dense_intermediate", "encoder_sites", "other_site_params", "other_params"):  # fmt: skip
+            require_number(f"model.{name}", getattr(self, name), whole=True)
+        for name in ("dense_bits", "kv_bits"):
+            require_number(f"model.{name}", getattr(self, name), minimum=1)
         require_flag("model.tied_embeddings", self.tied_embeddings)
         if self.top_k > self.experts:
             raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
+        if self.latent is not None and not isinstance(self.latent, LatentAttention):
+            raise ValueError(f"model.latent={self.latent!r} must be null or a section with its _target_")
+        self._check_layers()
         if (self.gates_of is None) != (self.sizes_of is None):
             raise ValueError(f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither")
+
+    def _check_layers(self) -> None:
+        without_experts = self.leading_dense_layers + self.dense_layers_per_site
+        if bool(without_experts) != bool(self.dense_intermediate):
+            raise ValueError(
+                f"model {self.name}: {without_experts} layers without experts (leading_dense_layers="
+                f"{self.leading_dense_layers}, dense_layers_per_site={self.dense_layers_per_site}) and "
+                f"dense_intermediate={self.dense_intermediate} must be both given or both 0"
+            )
+        if self.encoder_sites >= self.sites:
+            raise ValueError(
+                f"model.encoder_sites={self.encoder_sites} must be below model.sites={self.sites}: the rest decode"
+            )
+        if self.encoder_sites and (self.leading_dense_layers or self.latent is not None):
+            raise ValueError(
+                f"model {self.name}: leading_dense_layers={self.leading_dense_layers} and latent={self.latent} do not "
+                f"go with encoder_sites={self.encoder_sites}; use dense_layers_per_site"
+            )
 
     @property
     def transplant(self) -> str | None:
         """The label that every table and figure of a transplant carries."""
         return f"TRANSPLANTED: gates of {self.gates_of}, sizes of {self.sizes_of}" if self.gates_of else None
 
+    # ---- experts
+
     @property
     def expert_params(self) -> int:
-        return self.expert_matrices * self.hidden * self.expert_intermediate
+        return self.expert_matrices * self.hidden * self.expert_intermediate + self.expert_biases
 
     def expert_bytes(self, precision: str) -> int:
         """What a slot holds of one expert and a load moves, at most."""
@@ -119,41 +191,97 @@ class Model:
         if name not in PRECISIONS:
             raise ValueError(f"unknown precision {name!r}; known: {', '.join(PRECISIONS)}")
         precision, matrices = PRECISIONS[name], self.expert_matrices
+        params = self.expert_params - self.expert_biases
+        biases = 0.0 if resident else self.expert_biases * max(16.0, precision.down)
         if precision.is_uniform:
-            return 0.0 if resident else self.expert_params * precision.gate
+            return 0.0 if resident else params * precision.gate + biases
         if matrices not in (2, 3) or (precision.resident and matrices != 3):
             raise ValueError(
                 f"precision {name} has bits for {', '.join(PROJECTIONS)}, but an expert of model {self.name} has "
                 f"{matrices} matrices; choose precision=fp16 or another one that is the same for all"
             )
-        return self.expert_params / matrices * precision.bits(matrices, resident=resident)
+        return params / matrices * precision.bits(matrices, resident=resident) + biases
+
+    # ---- everything else
 
     @property
-    def site_params(self) -> int:
-        """Dense parameters of a layer: attention, two norms, the router."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 2 * self.hidden + self.experts * self.hidden
+    def attention_params(self) -> int:
+        """Of one attention of a layer: its projections."""
+        if self.latent is not None:
+            return self.latent.params(self.hidden, self.heads)
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def attention_flops(self) -> int:
+        """For each pair of a token and one that it attends to, in one layer. Compressed ones are not unfolded."""
+        if self.latent is not None:
+            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return 4 * self.heads * self.head_dim
+
+    @property
+    def cross_kv_params(self) -> int:
+        """Of a decoder layer's cross-attention, what runs over the prompt once; 0 where there is no encoder."""
+        return self.hidden * self.head_dim * 2 * self.kv_heads if self.encoder_sites else 0
+
+    def is_encoder(self, site: int) -> bool:
+        return site < self.encoder_sites
+
+    def layers_at(self, site: int) -> int:
+        """Layers from the end of the site before to the end of this one."""
+        return 1 + self.dense_layers_per_site + (self.leading_dense_layers if site == 0 else 0)
+
+    def block_params(self, site: int) -> int:
+        """What is no expert in the layers of a site: its own, and those without experts before it."""
+        crosses = self.encoder_sites > 0 and not self.is_encoder(site)
+        layer = self.attention_params * (1 + crosses) + (2 + crosses) * self.hidden
+        dense = self.expert_matrices * self.hidden * self.dense_intermediate
+        shared = self.expert_matrices * self.hidden * self.shared_intermediate
+        layers = self.layers_at(site)
+        return layers * layer + (layers - 1) * dense + shared + self.experts * self.hidden + self.other_site_params
+
+    def block_bytes(self, site: int) -> int:
+        """What is streamed for a site where dense weights are not resident."""
+        return ceil(self.block_params(site) * self.dense_bits / 8)
 
     @property
     def head_params(self) -> int:
         return self.vocab * self.hidden
 
     @property
-    def dense_block_bytes(self) -> int:
-        """What is streamed of a layer where its dense weights are not resident."""
-        return ceil(self.site_params * self.dense_bits / 8)
+    def dense_params(self) -> int:
+        """Everything that is no expert: layers, final norms, embedding and LM head (one matrix where they are tied)."""
+        blocks = sum(self.block_params(site) for site in range(self.sites))
+        norms = self.hidden * (2 if self.encoder_sites else 1)
+        return blocks + (1 if self.tied_embeddings else 2) * self.head_params + norms + self.other_params
 
     @property
     def dense_bytes(self) -> int:
-        """Everything that is no expert: layers, final norm, embedding and LM head (one matrix where they are tied)."""
-        matrices = 1 if self.tied_embeddings else 2
-        params = self.sites * self.site_params + matrices * self.head_params + self.hidden
-        return ceil(params * self.dense_bits / 8)
+        return ceil(self.dense_params * self.dense_bits / 8)
+
+    @property
+    def total_params(self) -> int:
+        return self.dense_params + self.sites * self.experts * self.expert_params
+
+    @property
+    def active_params(self) -> int:
+        """What one token uses of them, the whole embedding counted."""
+        return self.dense_params + self.sites * self.top_k * self.expert_params
+
+    @property
+    def layer_kv_bytes(self) -> int:
+        """What one layer keeps of one token: keys and values, or what they are made from."""
+        width = 2 * self.kv_heads * self.head_dim
+        if self.latent is not None:
+            width = self.latent.kv_rank + self.latent.rope_dim
+        return ceil(width * self.kv_bits / 8)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers, at 16 bits."""
-        return self.sites * 2 * self.kv_heads * self.head_dim * 2
+        """Keys and values of one token over all layers that keep them. An encoder's keep none: of a prompt's tokens
+        the decoder's cross-attention keeps them.
+        """
+        layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
+        return layers * self.layer_kv_bytes
 
     def check_trace(self, shape: ModelShape, trace_name: str) -> None:
         """Raise ValueError unless the trace's gates are this model's, or are declared as a transplant."""

@@ -202,7 +202,7 @@ def test_streamed_layers_leave_room_for_experts(configure: Configure, bundled_tr
     resident, streamed = (
         build(configure("system=lru", f"loader.dense_slots={n}", *BUILT_ON), "lru", bundled_trace) for n in (0, 2)
     )
-    block = resident.model.dense_block_bytes
+    block = resident.model.block_bytes(0)
     assert resident.ledger.dense_bytes - streamed.ledger.dense_bytes == 14 * block
     assert streamed.controller.dense_bytes == (block,) * 16
     assert resident.controller.dense_bytes == ()

@@ -20,7 +20,7 @@ LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
      "trace_storage", "trace_parts", "residency_log",
-     "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
+     "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
@@ -33,7 +33,7 @@ TOP = {
     "sim.trials", "sim.comparison", "sim.compare",
     "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay",
-    "sim.explain", "sim.__main__", "real", "real.recording", "real.conformance",
+    "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

@@ -65,7 +65,7 @@ def test_a_small_model_by_hand() -> None:
     Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 * 8 * 16 = 384.
     """
     model = small()
-    assert (model.site_params, model.head_params, model.expert_params) == (240, 80, 384)
+    assert (model.block_params(0), model.head_params, model.expert_params) == (240, 80, 384)
     assert model.dense_bytes == 1776
     assert small(tied_embeddings=True).dense_bytes == 1616
     assert small(dense_bits=8.0).dense_bytes == 888

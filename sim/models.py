@@ -1,0 +1,91 @@
+"""``python -m sim.models from=config.json [name=NAME] [output=FILE]``: a model's sizes from its configuration alone.
+
+Prints what it comes to, and the file that ``model=NAME`` reads; ``output=conf/model/NAME.yaml`` writes it there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.model import PRECISIONS, Model
+from sim.model_config import config_text, model_from_config, read_config
+from sim.units import GIB
+
+WORDS = ("from", "name", "output")
+
+
+def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
+    """The configuration's path, the model's name and where to write it. Raise ValueError for the first wrong word."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if key not in WORDS or not equals or not text:
+            raise ValueError(f"{argument!r} is none of from=config.json, name=NAME, output=FILE")
+        given[key] = text
+    if "from" not in given:
+        raise ValueError("missing from=config.json (of a transformers model); python -m sim list models has the others")
+    path = Path(given["from"])
+    path = path / "config.json" if path.is_dir() else path
+    name = given.get("name") or _slug(path.resolve().parent.name if path.stem == "config" else path.stem)
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise ValueError(f"name={name!r} must be lower-case letters, digits and _")
+    output = Path(given["output"]) if "output" in given else None
+    if output is not None and output.exists():
+        raise ValueError(f"output={output} exists; remove it, or choose another name")
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"output={output}: there is no folder {output.parent}; make it first")
+    return path, name, output
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def sizes(model: Model) -> Table:
+    """What a model comes to, in the units of its papers."""
+    table = Table("of the model", "parameters", *(f"at {name}" for name in ("fp16", "int8", "int4")),
+                  title=f"{model.name}: {model.sites} sites x {model.experts} experts, top-{model.top_k}")  # fmt: skip
+    bits = [PRECISIONS[name].gate for name in ("fp16", "int8", "int4")]
+    rows = {
+        "one expert": model.expert_params,
+        "all experts": model.sites * model.experts * model.expert_params,
+        "everything else": model.dense_params,
+        "in all": model.total_params,
+        "used by a token": model.active_params,
+    }
+    for name, params in rows.items():
+        table.add_row(name, f"{params:,}", *(_size(params * b / 8) for b in bits))
+    table.caption = f"keys and values: {model.kv_bytes_per_token} B a token"
+    return table
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / GIB:.4g} GiB" if size_bytes >= GIB else f"{size_bytes / (1 << 20):.4g} MiB"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    try:
+        path, name, output = request_of(arguments)
+        model = model_from_config(read_config(path), name, f"its transformers config.json ({path.name})")
+        text = config_text(model, path)
+        Console().print(sizes(model))
+        if output is None:
+            print(text, end="")
+        else:
+            output.write_text(text, encoding="utf-8")
+            print(f"{output}: run it with python -m sim model={output.stem}")
+    except (ValueError, OSError) as error:
+        print(f"models: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
