@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential thorough predictors clean
+.PHONY: demo test check bench differential thorough predictors docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -43,6 +43,11 @@ predictors: $(VENV)/.test
 thorough: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m thorough
 
+# The documentation site, into site/.
+docs: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
@@ -56,4 +61,4 @@ $(VENV)/.test: $(VENV)/.core
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs build *.egg-info
+	rm -rf $(VENV) outputs build site *.egg-info
