@@ -36,7 +36,14 @@ DOCUMENTED = {
 SWAPS = [(group, name) for group, name in OPTIONS if group in MECHANISMS]
 BUILT_ON = ("trace.max_sequences=1", "budget.resident_share=0.5")
 MIXTRAL_EXPERT = 352_321_536
-OPEN_VALUES = {"score_threshold": ("precision.low_above=0.4", "precision.skip_above=0.8")}
+OPEN_VALUES = {
+    "score_threshold": ("precision.low_above=0.4", "precision.skip_above=0.8"),
+    "generic": (
+        "hardware.memory_gib=24",
+        "hardware.links.link.peak_gb_per_s=16",
+        "hardware.compute.memory_gb_per_s=500",
+    ),
+}
 """Options that leave values open (???), with values."""
 
 

@@ -12,7 +12,7 @@ from sim.build import ROOT
 from sim.hardware import Compute, Cpu, Hardware, Host, Link, Ram
 from sim.types import HostCosts, Route
 
-MACHINES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
+MACHINES = sorted({path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")} - {"generic"})
 
 
 def link(**changes: Any) -> Link:
