@@ -58,6 +58,8 @@ $(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet -c constraints.txt --extra-index-url $(TORCH_INDEX) -e '.[model,test]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle]' || \
 	echo 'libcachesim is not installed: its comparisons are skipped'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[kernels]' || \
+	echo 'triton is not installed: the checks of its kernels are skipped'
 	touch $@
 
 clean:

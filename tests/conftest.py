@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ from omegaconf import DictConfig
 
 from sim.build import ROOT, load_trace
 from sim.trace import Trace
+
+# Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU, set it to 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 BUNDLED = "capture/assets/traces/tiny_mixtral"
 Configure = Callable[..., DictConfig]

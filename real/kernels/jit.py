@@ -1,0 +1,90 @@
+"""Triton if it is installed, and where its kernels run instead of the torch references.
+
+A launcher runs its Triton kernel on tensors of a CUDA device and its reference on all others. Inside ``interpreted()``
+it runs the kernel everywhere, on Triton's interpreter, which needs ``TRITON_INTERPRET=1`` in the environment before
+Triton is first imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+# What Triton 3.9 does unless told, and warns that 3.10 will not.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+triton: Any
+try:
+    triton = import_module("triton")
+    tl: Any = import_module("triton.language")
+except ImportError:
+    triton = tl = None
+
+_launches_all = ContextVar("_launches_all", default=False)
+Call = tuple[Any, dict[str, Any], dict[str, Any]]
+"""A launch: the kernel, its arguments by name, and how it is to be compiled (``num_warps``, ..)."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A kernel; without Triton the plain function, which nothing calls."""
+    return function if triton is None else triton.jit(function)
+
+
+def launches(tensor: Tensor) -> bool:
+    """Whether a launcher runs its kernel on such a tensor. Raise RuntimeError on CUDA tensors without Triton."""
+    if tensor.is_cuda and triton is None:
+        raise RuntimeError("tensors on a CUDA device need Triton's kernels: pip install triton")
+    return tensor.is_cuda or _launches_all.get()
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run kernels on CPU tensors, slowly, to check them. Raise RuntimeError where the interpreter is off."""
+    if triton is None or os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("the interpreter needs Triton installed and TRITON_INTERPRET=1 set before it is imported")
+    with _all_launching():
+        yield
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Write down what launchers launch, whatever their tensors' device (``meta`` does), and launch nothing.
+
+    Raise RuntimeError where kernels are interpreted: these cannot be compiled.
+    """
+    if triton is None or os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("recording launches needs Triton installed and TRITON_INTERPRET unset")
+    calls: list[Call] = []
+
+    def run(kernel: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        options: dict[str, Any] = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        calls.append((kernel, inspect.signature(kernel.fn).bind(*values, **named).arguments, options))
+
+    with _all_launching(), patch.object(triton.JITFunction, "run", run):
+        yield calls
+
+
+@contextmanager
+def _all_launching() -> Iterator[None]:
+    token = _launches_all.set(True)
+    try:
+        yield
+    finally:
+        _launches_all.reset(token)
+
+
+def blocks(size: int, block: int) -> int:
+    """How many blocks cover a dimension."""
+    return -(-size // block)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size``."""
+    return 1 << (size - 1).bit_length()

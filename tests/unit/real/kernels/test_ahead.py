@@ -1,0 +1,86 @@
+"""Every kernel is compiled down to machine code for GPUs that are not here; nothing spills, all fits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from real.kernels.ahead import SHARED_BYTES, TARGETS, Compiled, main
+from sim.build import ROOT
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+KERNELS = {
+    "_dequant_gemv_kernel", "_gated_gemv_kernel", "_grouped_gemm_kernel", "_gate_kernel", "_down_kernel",
+    "_add_parts_kernel", "_stacked_gates_kernel",
+}  # fmt: skip
+"""All that the package has: the interpreter checks numbers, this checks that a compiler takes them."""
+
+
+def fresh(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process in which kernels are compiled: this one interprets them, and cannot do both."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=900,
+        env={**environment, "TRITON_CACHE_DIR": str(cache)},
+    )  # fmt: skip
+
+
+def compiled(cache: Path, *options: str) -> list[Compiled]:
+    done = fresh(cache, "-m", "real.kernels.ahead", "--json", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_one_launch_of_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    made = compiled(tmp_path, "--few", "--targets", "90")
+    assert {one.kernel for one in made} == KERNELS
+    for one in made:
+        assert not one.faults()
+        assert 0 < one.registers < 255
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_launch_of_every_shape_compiles(target: int, tmp_path: Path) -> None:
+    made = compiled(tmp_path, "--targets", str(target))
+    assert {one.kernel for one in made} == KERNELS
+    assert {one.constants["BITS"] for one in made if "BITS" in one.constants} == {2, 4, 8, 16}
+
+
+@pytest.mark.thorough
+def test_a_tile_that_is_too_large_is_found(tmp_path: Path) -> None:
+    """64 x 2048 outputs and inputs of a tile do not fit into the registers of 128 threads."""
+    code = (
+        "import torch; from real.kernels import ahead; from real.kernels.jit import recorded\n"
+        "with recorded() as calls:\n"
+        "    one = ahead._meta(1, 64, 4096)\n"
+        "    ahead.stacked_gates(ahead._meta(1, 4096), one, 2, 2048)\n"
+        "print(ahead.compile_for(calls[0], 89).faults())"
+    )
+    done = fresh(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "spills" in done.stdout or "shared memory" in done.stdout
+
+
+def test_a_spill_and_too_much_shared_memory_are_told() -> None:
+    limit = SHARED_BYTES[89]
+    assert not Compiled("k", 89, {}, 255, 0, 0, limit).faults()
+    assert Compiled("k", 89, {}, 255, 0, 8, 0).faults() == ["k {} for sm_89 spills 8 bytes a thread"]
+    told = f"k {{}} for sm_89 takes {limit + 1} B of shared memory of {limit}"
+    assert Compiled("k", 89, {}, 255, 0, 0, limit + 1).faults() == [told]
+    assert not Compiled("k", 90, {}, 255, 0, 0, limit + 1).faults()
+
+
+def test_where_kernels_are_interpreted_compiling_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(sys, "argv", ["ahead", "--few"])
+    assert main() == 2
+    assert capsys.readouterr().err == "error: recording launches needs Triton installed and TRITON_INTERPRET unset\n"

@@ -1,0 +1,99 @@
+"""FloE's sparse expert, masked and gathered, against fp64 of the neurons that are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import error, random
+from torch import Tensor
+
+from real.kernels.sparse_expert import gathered_expert, sparse_expert
+
+TILE = (64, 256)
+SLOTS = torch.tensor([1, 0], dtype=torch.int32)
+SHAPES = [(1, 1), (7, 5), (130, 96), (64, 300)]
+"""Neurons, hidden size."""
+
+
+def made(neurons: int, hidden: int, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, up projections of two needs, pairs of three slots, and thresholds that keep such a share."""
+    v_JI = random(2, neurons, seed=2)
+    kept = round(neurons * share)
+    ranked = v_JI.abs().sort(dim=1, descending=True).values
+    threshold_J = ranked[:, kept - 1] if kept else ranked[:, 0] * 1.01
+    pairs = random(3, neurons, 2 * hidden, seed=3, scale=0.1, dtype=dtype)
+    return random(hidden, seed=1, dtype=dtype), v_JI, pairs, threshold_J.contiguous()
+
+
+def wanted(x_H: Tensor, v_JI: Tensor, pairs: Tensor, threshold_J: Tensor) -> Tensor:
+    """Every neuron of the slot in fp64, those below the threshold times 0."""
+    rows = []
+    for j, slot in enumerate(SLOTS.tolist()):
+        gate_IH, down_IH = pairs[slot].double().chunk(2, dim=1)
+        gate_I = gate_IH @ x_H.double()
+        keep_I = v_JI[j].abs() >= threshold_J[j]
+        rows.append((gate_I / (1 + (-gate_I).exp()) * v_JI[j].double() * keep_I) @ down_IH)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_masked(shape: tuple[int, int], share: float, device: str) -> None:
+    x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
+    got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=TILE)
+    error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
+    if round(shape[0] * share) == 0:
+        assert not bool(got.any()), "nothing is kept, so nothing may come out"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
+    x_H, v_JI, pairs, threshold_J = made(70, 90, 0.2, dtype)
+    got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)))
+    error(str(dtype), got, wanted(x_H, v_JI, pairs, threshold_J))
+
+
+def gathered(v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The kept neurons of each need, last first, in buffers whose rest is NaN."""
+    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((2, capacity, pairs.shape[2]), torch.nan)
+    count_J = torch.zeros(2, dtype=torch.int32)
+    for j, slot in enumerate(SLOTS.tolist()):
+        kept = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
+        v_JC[j, : len(kept)], rows[j, : len(kept)] = v_JI[j, kept], pairs[slot, kept].float()
+        count_J[j] = len(kept)
+    return v_JC, rows.to(pairs.dtype), count_J
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
+    """What lies behind the count, here NaN, is never read."""
+    x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
+    v_JC, rows, count_J = gathered(v_JI, pairs, threshold_J, shape[0] + 3)
+    got = gathered_expert(*(part.to(device) for part in (x_H, v_JC, rows, count_J)), tile=TILE)
+    error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_shape_of_a_real_expert(share: float, device: str) -> None:
+    x_H, v_JI, pairs, threshold_J = made(1408, 2048, share, torch.bfloat16)
+    got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=(128, 512))
+    error("1408 x 2048", got, wanted(x_H, v_JI, pairs, threshold_J))
+
+
+def test_the_references_are_right_too() -> None:
+    x_H, v_JI, pairs, threshold_J = made(130, 96, 0.3, torch.float32)
+    want = wanted(x_H, v_JI, pairs, threshold_J)
+    error("masked", sparse_expert(x_H, v_JI, pairs, SLOTS, threshold_J), want)
+    error("gathered", gathered_expert(x_H, *gathered(v_JI, pairs, threshold_J, 133)), want)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x_H, v_JI, pairs, threshold_J = made(8, 4, 0.5, torch.float32)
+    with pytest.raises(ValueError, match=r"pairs are \[.., 8, 8\] with contiguous rows, not \[3, 7, 8\]"):
+        sparse_expert(x_H, v_JI, pairs[:, :7], SLOTS, threshold_J)
+    with pytest.raises(ValueError, match="2 needs take int32 slots and float32 thresholds"):
+        sparse_expert(x_H, v_JI, pairs, SLOTS.long(), threshold_J)
+    with pytest.raises(ValueError, match="2 needs take as many buffers and int32 counts, not 3"):
+        gathered_expert(x_H, v_JI, pairs, SLOTS)
