@@ -85,7 +85,7 @@ class Choices:
     @cached_property
     def scores(self) -> FloatArray:
         """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
-        return _scores(self.chosen[1])
+        return shares_above(self.chosen[1])
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
@@ -108,7 +108,7 @@ class Choices:
 
     @cached_property
     def forecast_scores(self) -> FloatArray:
-        return _scores(self.forecasts[1])
+        return shares_above(self.forecasts[1])
 
     def union(self, rows: Rows) -> Union:
         """The needs of ``rows`` at every site."""
@@ -180,8 +180,10 @@ def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in keys]
 
 
-def _scores(weights: FloatArray) -> FloatArray:
-    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts)."""
+def shares_above(weights: FloatArray) -> FloatArray:
+    """Share of a row's weight ranked above each choice, [.., K] in descending order: 0 for the first (HOBBIT eq. 2, over
+    the selected experts).
+    """
     wide = weights.astype(np.float64)
     total = wide.sum(-1, keepdims=True)
     return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)

@@ -1,0 +1,132 @@
+"""How far a lossy model is from the full-precision one, token by token, and how sure that is.
+
+Every number is paired: both models read the same tokens, and intervals come from resampling whole sequences, the same
+ones for both. Natural logarithms throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sim.intervals import LEVEL, resamples
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Rows of one pass, [T] each: ``full`` and ``lossy`` are nats of the token that follows (NaN where none does),
+    ``divergence`` is KL(full || lossy) in nats, 0 or more, ``agrees`` whether both find the same token most likely.
+    """
+
+    full: Floats
+    lossy: Floats
+    divergence: Floats
+    agrees: NDArray[np.bool_]
+
+    def rows(self, chosen: NDArray[np.bool_]) -> TokenLoss:
+        """Those of the rows only."""
+        return TokenLoss(self.full[chosen], self.lossy[chosen], self.divergence[chosen], self.agrees[chosen])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval; no interval (``low`` and ``high`` None) of fewer than two sequences."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def text(self, digits: int = 3) -> str:
+        """``1.234 [1.2, 1.3]``, in general format."""
+        head = f"{self.value:.{digits}g}"
+        return head if self.low is None or self.high is None else f"{head} [{self.low:.2g}, {self.high:.2g}]"
+
+    @property
+    def excludes_0(self) -> bool:
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A lossy model against its full-precision one over whole sequences.
+
+    ``perplexity`` and ``full_perplexity`` are exp of the mean nats a token; ``increase`` is their ratio - 1, paired;
+    ``divergence`` is the mean KL(full || lossy) in nats a token; ``agreement`` the share of tokens whose most likely
+    successor is the same. ``sequences`` and ``tokens`` are what they are means over.
+    """
+
+    sequences: int
+    tokens: int
+    full_perplexity: Estimate
+    perplexity: Estimate
+    increase: Estimate
+    divergence: Estimate
+    agreement: Estimate
+
+    def row(self) -> dict[str, float | int | None]:
+        """Flat, for a table: ``NAME``, ``NAME_low``, ``NAME_high`` of each."""
+        flat: dict[str, float | int | None] = {"sequences": self.sequences, "tokens": self.tokens}
+        for name in ("full_perplexity", "perplexity", "increase", "divergence", "agreement"):
+            estimate: Estimate = getattr(self, name)
+            flat |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        return flat
+
+
+def token_losses(full: torch.Tensor, lossy: torch.Tensor, following: Sequence[int]) -> TokenLoss:
+    """From logits [T, V] of both and the tokens that follow (fewer than T: the last rows have none).
+
+    Equal logits give a divergence of exactly 0.
+    """
+    ours, theirs = (torch.log_softmax(logits.double(), -1) for logits in (lossy, full))
+    divergence = (theirs.exp() * (theirs - ours)).sum(-1).clamp(min=0)
+    known = torch.tensor(list(following), device=full.device)
+    places = torch.arange(len(known), device=full.device)
+    nats = [np.full(len(full), math.nan), np.full(len(full), math.nan)]
+    for found, table in zip(nats, (theirs, ours), strict=True):
+        found[: len(known)] = -table[places, known].cpu().numpy()
+    agrees = (full.argmax(-1) == lossy.argmax(-1)).cpu().numpy()
+    return TokenLoss(nats[0], nats[1], divergence.cpu().numpy(), agrees)
+
+
+def quality_of(losses: Sequence[TokenLoss], seed: int = 0) -> Quality:
+    """Over sequences. Raise ValueError where no row has a token that follows it."""
+    known = [~np.isnan(loss.full) for loss in losses]
+    count = np.array([mask.sum() for mask in known], np.float64)
+    rows = np.array([len(loss.divergence) for loss in losses], np.float64)
+    if not count.sum():
+        raise ValueError("no token follows any of these rows: there is no perplexity; give longer texts")
+    full = np.array([loss.full[mask].sum() for loss, mask in zip(losses, known, strict=True)])
+    lossy = np.array([loss.lossy[mask].sum() for loss, mask in zip(losses, known, strict=True)])
+    divergence = np.array([loss.divergence.sum() for loss in losses])
+    agrees = np.array([loss.agrees.sum() for loss in losses], np.float64)
+    pick = resamples(len(losses), seed) if len(losses) > 1 else None
+
+    def estimate(above: Floats, below: Floats, scale: str = "") -> Estimate:
+        shape = {"": lambda x: x, "exp": np.exp, "expm1": np.expm1}[scale]
+        value = float(shape(above.sum() / below.sum()))
+        if pick is None:
+            return Estimate(value, None, None)
+        drawn_below = below[pick].sum(1)
+        drawn = shape(above[pick].sum(1)[drawn_below > 0] / drawn_below[drawn_below > 0])
+        low, high = np.percentile(drawn, LEVEL)
+        return Estimate(value, float(low), float(high))
+
+    return Quality(
+        len(losses), int(count.sum()), estimate(full, count, "exp"), estimate(lossy, count, "exp"),
+        estimate(lossy - full, count, "expm1"), estimate(divergence, rows), estimate(agrees, rows),
+    )  # fmt: skip
+
+
+def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss], seed: int = 0) -> Estimate:
+    """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same sequences."""
+    if len(ours) != len(theirs) or any(len(a.lossy) != len(b.lossy) for a, b in zip(ours, theirs, strict=True)):
+        raise ValueError("a paired comparison needs the same rows of the same sequences")
+    pairs = [TokenLoss(b.lossy, a.lossy, a.divergence, a.agrees) for a, b in zip(ours, theirs, strict=True)]
+    return quality_of(pairs, seed).increase

@@ -1,0 +1,83 @@
+"""What a site's experts add up to when each choice of each row is served as somebody decided.
+
+A choice is served by an expert (its own, or the one that it is rerouted to) at a precision (a code: its place in
+`Variants.precisions`), or not at all (``LEFT_OUT``), where it adds nothing and no weight is made up for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from real.experts_swap import Compute, ExpertForm, Tensors, add_up, rows_of
+from real.lossy.variants import Variants
+
+LEFT_OUT = -1
+Forward = Callable[[ExpertForm, int, Tensors, torch.Tensor, int], torch.Tensor]
+"""``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``: what a variant makes of some of a gate's rows."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Each choice [T, K]: the expert that serves it, with what weight, and its code."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    codes: torch.Tensor
+
+
+class Decide(Protocol):
+    """How the choices of a site's rows are served; rows are the next ones of the pass."""
+
+    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served: ...
+
+
+def plain_forward(form: ExpertForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    """The model's own expert."""
+    return form.forward(tensors, hidden)
+
+
+def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
+        forward: Forward = plain_forward) -> torch.Tensor:  # fmt: skip
+    """The site's sum [T, H]. Where every choice has code 0 and that loses nothing, it has the bits of the model's."""
+    form, rows = variants.forms[site], len(hidden)
+    outputs: dict[int, torch.Tensor] = {}
+    ids = served.ids
+    # What is left out is no choice of any expert.
+    computed = torch.where(served.codes == LEFT_OUT, LEFT_OUT, ids)
+    for expert in computed.unique().tolist():
+        if not 0 <= expert < form.layer.num_experts:
+            continue
+        row, rank = rows_of(computed, expert)
+        codes = served.codes[row, rank]
+        found = codes.unique().tolist()
+        if len(found) == 1:
+            outputs[expert] = forward(form, expert, variants.tensors(found[0], site, expert), hidden[row], rows)
+            continue
+        output = hidden.new_empty(len(row), hidden.shape[-1])
+        for code in found:
+            mine = codes == code
+            output[mine] = forward(form, expert, variants.tensors(code, site, expert), hidden[row[mine]], rows)
+        outputs[expert] = output
+    return add_up(form, hidden, computed, served.weights, outputs)
+
+
+def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward) -> Compute:
+    """What ``real.experts_swap.swapped_experts`` takes."""
+
+    def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return mix(variants, site, hidden, decide(site, hidden, ids, weights), forward)
+
+    return compute
+
+
+def all_at(code: int) -> Decide:
+    """Every choice at one precision."""
+
+    def decide(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        return Served(ids, weights, torch.full_like(ids, code))
+
+    return decide

@@ -1,0 +1,115 @@
+"""A forward pass that stops wherever experts are asked for, until it is told what serves them.
+
+The model runs on a thread of its own and the caller's waits meanwhile: only one of the two ever runs, so what a pass
+computes does not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from real.experts_swap import swapped_experts
+from real.lossy.mixture import Forward, Served, mix, plain_forward
+from real.lossy.variants import Variants
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A site's experts are asked for: what they are given, and what its router chose, [T, K]."""
+
+    site: int
+    hidden: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+class _AbandonedError(Exception):
+    """The caller goes away in the middle of a pass."""
+
+
+class PausedModel:
+    """``with PausedModel(model, variants) as paused``: then ``begin`` a pass, and ``go_on`` from stop to stop.
+
+    Errors of the model are raised in the caller's thread.
+    """
+
+    def __init__(self, model: Any, variants: Variants, forward: Forward = plain_forward) -> None:
+        self._model, self._variants, self._forward = model, variants, forward
+        self._to_model: SimpleQueue[Any] = SimpleQueue()
+        self._to_caller: SimpleQueue[Any] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="model", daemon=True)
+        self._swap = ExitStack()
+
+    def __enter__(self) -> PausedModel:
+        self._swap.enter_context(swapped_experts(self._model, self._compute, self._variants.forms))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._to_model.put(None)
+        self._thread.join()
+        self._swap.close()
+
+    def begin(self, work: Callable[[], torch.Tensor]) -> Asked | torch.Tensor:
+        """Start a pass that ends with logits; its first stop, or the logits if it has none."""
+        self._to_model.put(work)
+        return self._answer()
+
+    def go_on(self, served: Served) -> Asked | torch.Tensor:
+        """Serve what was asked for; the next stop, or the logits."""
+        self._to_model.put(served)
+        return self._answer()
+
+    def _answer(self) -> Asked | torch.Tensor:
+        answer = self._to_caller.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    # ---- on the model's thread
+
+    def _run(self) -> None:
+        while (work := self._to_model.get()) is not None:
+            try:
+                # Gradients are switched off thread by thread.
+                with torch.no_grad():
+                    logits = work()
+            except _AbandonedError:
+                return
+            except BaseException as error:
+                self._to_caller.put(error)
+            else:
+                self._to_caller.put(logits)
+
+    def _compute(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        self._to_caller.put(Asked(site, hidden, ids, weights))
+        served = self._to_model.get()
+        if served is None:
+            raise _AbandonedError
+        return mix(self._variants, site, hidden, served, self._forward)
+
+
+def served_by(asked: Asked, experts: Sequence[int], serving: Sequence[int], codes: Sequence[int],
+              num_experts: int) -> Served:  # fmt: skip
+    """How each choice is served, from a decision on each of the union's ``experts``: by whom, at which code."""
+    by_expert = torch.arange(num_experts + 1)
+    code_of = torch.full((num_experts + 1,), -1)
+    chosen = torch.tensor(list(experts), dtype=torch.long)
+    by_expert[chosen] = torch.tensor(list(serving), dtype=torch.long)
+    code_of[chosen] = torch.tensor(list(codes), dtype=torch.long)
+    # What a model dropped has an id outside its experts, and stays.
+    known = (asked.ids >= 0) & (asked.ids < num_experts)
+    place = torch.where(known, asked.ids, num_experts).long()
+    device = asked.ids.device
+    ids = torch.where(known, by_expert.to(device)[place], asked.ids.long())
+    return Served(ids, asked.weights, code_of.to(device)[place])

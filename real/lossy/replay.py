@@ -1,0 +1,311 @@
+"""A system's decisions in a real forward pass: as the open-loop simulation takes them, and with the model in the loop.
+
+`Subject` is a model with the texts of a trace. Its full-precision pass (`Reference`) feeds each text as it is served,
+the prompt in one step and then a token a step, and records unrounded gates: the trace that both loops start from. So a
+system that loses nothing computes the very operations of the reference again, and differs by exactly nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capture.discover import MoELayer
+from capture.norms import gate_norms
+from real.experts_swap import ExpertForm, expert_forms, swapped_experts
+from real.lossy.live import Eyes, LiveRun
+from real.lossy.loss import TokenLoss, token_losses
+from real.lossy.mixture import LEFT_OUT, Forward, Served, mixing, plain_forward
+from real.lossy.paused import PausedModel
+from real.lossy.texts import Reading, Text, following, texts_of_trace
+from real.lossy.variants import Variants
+from sim.bounds import lower_bounds
+from sim.engine import simulate
+from sim.execute import Result
+from sim.frames import Frames
+from sim.metrics import summarise
+from sim.run import Run
+from sim.trace import DECODE, Trace
+from sim.types import Outcome, Step
+from sim.workload import Workload
+
+Track = Callable[[str, int], None]
+"""``track(what, sequence)``, called when a sequence of a pass has ended."""
+
+
+def silent(what: str, sequence: int) -> None:
+    """No progress."""
+
+
+class Subject:
+    """A model, how its experts are read, and the texts of some sequences of a trace of it.
+
+    Raise ValueError where trace and model are not of one shape, or the trace does not tell its tokens.
+    """
+
+    def __init__(self, model: Any, trace: Trace, sequences: Sequence[int]) -> None:
+        self.model, self.trace = model, trace
+        self.forms: list[ExpertForm] = expert_forms(model)
+        self.texts, self.rows = texts_of_trace(trace, sequences)
+        self.behind_encoder = bool(model.config.is_encoder_decoder)
+        ours, shape = self.layers[0], trace.header.model
+        found = (len(self.layers), ours.num_experts, ours.top_k)
+        if found != (shape.sites, shape.experts, shape.top_k):
+            raise ValueError(
+                f"the model has {found[0]} sites of {found[1]} experts, top-{found[2]}; trace {trace.header.name} has "
+                f"{shape.sites} of {shape.experts}, top-{shape.top_k}; name the weights it was captured from"
+            )
+
+    @property
+    def layers(self) -> list[MoELayer]:
+        return [form.layer for form in self.forms]
+
+    def following(self, text: Text) -> tuple[int, ...]:
+        """The token after each row of logits of a text."""
+        return following(text, behind_encoder=self.behind_encoder)
+
+    def is_decode(self, text: Text) -> NDArray[np.bool_]:
+        """Of the rows of logits, those of decoded tokens."""
+        prompt = 0 if self.behind_encoder else len(text.prompt)
+        return np.arange(prompt + len(text.fed)) >= prompt
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What the gates of a text chose, rows as fed: ids and weights [T, S, K], hidden [T, S, H] (experts' inputs).
+
+    Where a row does not visit a site ids are -1 and the rest 0.
+    """
+
+    ids: NDArray[np.int16]
+    weights: NDArray[np.float32]
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The full-precision model on the subject's texts: logits and gates by text, and the trace with these gates."""
+
+    logits: list[torch.Tensor]
+    gates: list[Gates]
+    trace: Trace
+
+
+class _Noting:
+    """Computes every choice at full precision and notes it, by row of the text."""
+
+    def __init__(self, subject: Subject, rows: int) -> None:
+        top_k, sites = subject.trace.header.model.top_k, len(subject.forms)
+        self.ids = np.full((rows, sites, top_k), -1, np.int16)
+        self.weights = np.zeros(self.ids.shape, np.float32)
+        self.hidden: list[list[tuple[int, torch.Tensor]]] = [[] for _ in range(sites)]
+        self._experts = subject.layers[0].num_experts
+        self.first = 0
+
+    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        place = slice(self.first, self.first + len(ids))
+        self.ids[place, site] = torch.where(ids < self._experts, ids, LEFT_OUT).cpu().numpy()
+        self.weights[place, site] = np.where(self.ids[place, site] < 0, 0, weights.float().cpu().numpy())
+        self.hidden[site].append((self.first, hidden.float().cpu()))
+        return Served(ids, weights, torch.zeros_like(ids))
+
+    def gates(self) -> Gates:
+        rows, sites = self.ids.shape[:2]
+        hidden = torch.zeros(rows, sites, next(part for parts in self.hidden for _, part in parts).shape[-1])
+        for site, parts in enumerate(self.hidden):
+            for first, values in parts:
+                hidden[first : first + len(values), site] = values
+        return Gates(self.ids, self.weights, hidden)
+
+
+def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Reference:
+    """Run the full-precision model; ``depth`` sites of lookahead of ``norm`` go into its trace."""
+    variants = Variants(subject.forms, ("fp32",))
+    logits, gates = [], []
+    for text in subject.texts:
+        noting = _Noting(subject, len(text.prompt) + len(text.fed))
+        with swapped_experts(subject.model, mixing(variants, noting), subject.forms):
+            logits.append(_read(subject, text, partial(setattr, noting, "first")))
+        gates.append(noting.gates())
+        track("full precision", text.sequence)
+    return Reference(logits, gates, _trace_of(subject, gates, depth, norm))
+
+
+def _read(subject: Subject, text: Text, before_step: Callable[[int], object]) -> torch.Tensor:
+    """Logits of a text as it is served; ``before_step`` hears the first row of each step."""
+    reading = Reading(subject.model)
+    before_step(0)
+    found = [reading.prompt(text.prompt)]
+    for index, token in enumerate(text.fed):
+        before_step(len(text.prompt) + index)
+        found.append(reading.step(token))
+    return torch.cat([part for part in found if part.numel()])
+
+
+def eyes_of(subject: Subject, depth: int, norm: str, thresholds: torch.Tensor | None = None,
+            variants: Variants | None = None) -> Eyes:  # fmt: skip
+    """What live gates offer: lookahead of ``norm``, active shares where there are ``thresholds`` of |x W_up|."""
+    scales = None
+    if depth and norm == "renormed":
+        scales = [scale.float().cpu() for scale in gate_norms(subject.model, subject.layers)]
+    return Eyes(subject.layers, depth, scales, thresholds, variants)
+
+
+def _trace_of(subject: Subject, gates: Sequence[Gates], depth: int, norm: str) -> Trace:
+    """The subject's trace with the gates of a pass in place of its own, and their lookahead where it has any."""
+    trace, eyes = subject.trace, eyes_of(subject, depth, norm)
+    ids, weights = trace.ids.copy(), trace.weights.copy()
+    lookahead = {name: table.copy() for name, table in trace.lookahead.items()}
+    encoder = trace.header.encoder_sites
+    for rows, of_text in zip(subject.rows, gates, strict=True):
+        ids[rows], weights[rows] = of_text.ids, of_text.weights
+        for site in range(len(subject.forms) if depth else 0):
+            reach = (encoder if site < encoder else len(subject.forms)) - 1 - site
+            for j, scores in enumerate(eyes.ahead(site, of_text.hidden[:, site], reach), start=1):
+                kept = lookahead[norm][rows, site, j - 1]
+                lookahead[norm][rows, site, j - 1] = np.where(np.isfinite(kept), scores, kept)
+    return replace(trace, ids=ids, weights=weights, lookahead=lookahead)
+
+
+# A run of the simulator, and the model that computes what it decided
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A system's run in one loop: the simulator's result, the losses of each text against full precision, and the
+    choices of its rows [T, S, K] in need order, as the controller saw them.
+    """
+
+    result: Result
+    losses: list[TokenLoss]
+    chosen: list[NDArray[np.int16]]
+
+
+def measured(run: Run, record: Any) -> Result:
+    """What ``sim.execute`` gives of a run, of a record that somebody else has made."""
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
+    return Result(summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames)
+
+
+def check_steps(run: Run) -> None:
+    """Raise ValueError unless the run's steps are those of one sequence at a time, prompts whole."""
+    workload = run.workload
+    if workload.batching != "sequential" or workload.prefill_chunk is not None or workload.is_timed:
+        raise ValueError(
+            f"workload.batching={workload.batching}: a text is read by itself, its prompt in one step; choose "
+            f"workload=sequential without chunks and arrivals"
+        )
+
+
+def open_loop(run: Run, subject: Subject, reference: Reference, variants: Variants,
+              forward: Forward = plain_forward, track: Track = silent) -> Replayed:  # fmt: skip
+    """Simulate on the full-precision gates; the model computes these choices, with their weights, as they were served.
+
+    So what was served is lossy, but what was chosen is not: as the simulation has it.
+    """
+    check_steps(run)
+    record = simulate(run.controller, run.workload, run.durations)
+    tables = _decided(run)
+    losses, chosen = [], []
+    for index, text in enumerate(subject.texts):
+        ids, weights, serving, codes = (table[_rows_of(run.workload, text.sequence)] for table in tables)
+        forced = _Forced(serving, weights, codes, subject.model)
+        with swapped_experts(subject.model, mixing(variants, forced, forward), subject.forms):
+            logits = _read(subject, text, partial(setattr, forced, "first"))
+        losses.append(token_losses(reference.logits[index], logits, subject.following(text)))
+        chosen.append(ids)
+        track("open loop", text.sequence)
+    return Replayed(measured(run, record), losses, chosen)
+
+
+class _Forced:
+    """Serves rows as a table says, whatever the model's routers choose."""
+
+    def __init__(self, serving: NDArray[Any], weights: NDArray[Any], codes: NDArray[Any], model: Any) -> None:
+        device = next(model.parameters()).device
+        self._ids, self._weights, self._codes = (torch.from_numpy(t).to(device) for t in (serving, weights, codes))
+        self.first = 0
+
+    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        place = slice(self.first, self.first + len(ids))
+        return Served(self._ids[place, site], self._weights[place, site].to(weights.dtype), self._codes[place, site])
+
+
+def _rows_of(workload: Workload, sequence: int) -> NDArray[np.int64]:
+    """The rows of the run that are a sequence's, in the order in which they are fed."""
+    return np.flatnonzero(workload.trace.sequence[workload.row] == sequence)
+
+
+def _decided(run: Run) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Of a run that has ended, by its rows [N, S, K]: experts in need order, weights, who serves, and at which code."""
+    workload, geometry = run.workload, run.controller.geometry
+    key = np.array(run.controller.lookup_keys, np.int64)
+    is_left_out = np.array(run.controller.lookup_outcomes) == Outcome.SKIP
+    tick, expert = workload.needs.tick, workload.needs.expert
+    codes = np.full((workload.num_gates, geometry.experts + 1), LEFT_OUT, np.int64)
+    serving = np.broadcast_to(np.arange(geometry.experts + 1), codes.shape).copy()
+    codes[tick, expert] = np.where(is_left_out, LEFT_OUT, key // geometry.plane)
+    serving[tick, expert] = np.where(is_left_out, expert, key % geometry.units)
+    # The gate of each row at each site; steps visit consecutive sites.
+    gate = np.full((len(workload.row), geometry.sites), -1, np.int64)
+    at = 0
+    for step in workload.steps:
+        gate[step.start : step.stop, list(step.sites)] = at + np.arange(len(step.sites))
+        at += len(step.sites)
+    ids, weights = workload.chosen
+    place = np.where(ids < 0, geometry.experts, ids)
+    codes_by_row = np.where(ids < 0, LEFT_OUT, codes[gate[..., None], place])
+    return ids, weights, np.where(ids < 0, LEFT_OUT, serving[gate[..., None], place]), codes_by_row
+
+
+def closed_loop(run: Run, subject: Subject, reference: Reference, variants: Variants, eyes: Eyes,
+                forward: Forward = plain_forward, track: Track = silent) -> Replayed:  # fmt: skip
+    """Simulate on the gates that the model shows while it computes what the simulation decided, teacher-forced."""
+    order = {text.sequence: index for index, text in enumerate(subject.texts)}
+    logits: dict[int, list[torch.Tensor]] = {number: [] for number in order}
+
+    def tokens_of(step: Step) -> Sequence[int]:
+        rows = run.workload.choices.row[step.start : step.stop]
+        return [int(token) for token in subject.trace.token[rows]]
+
+    def on_step(step: Step, found: torch.Tensor) -> None:
+        if found.numel():
+            logits[step.sequences[0]].append(found)
+        if step.ends:
+            track("closed loop", step.sequences[0])
+
+    result, chosen = live_run(run, subject, variants, eyes, tokens_of, on_step, forward)
+    losses = [token_losses(reference.logits[index], torch.cat(logits[text.sequence]), subject.following(text))
+              for index, text in enumerate(subject.texts)]  # fmt: skip
+    return Replayed(result, losses, [chosen[_rows_of(run.workload, text.sequence)] for text in subject.texts])
+
+
+def live_run(run: Run, subject: Subject, variants: Variants, eyes: Eyes, tokens_of: Callable[[Step], Sequence[int]],
+             on_step: Callable[[Step, torch.Tensor], None],
+             forward: Forward = plain_forward) -> tuple[Result, NDArray[np.int16]]:  # fmt: skip
+    """Simulate with the model in the loop; the result, and what each row of the run chose [N, S, K]."""
+    check_steps(run)
+    with PausedModel(subject.model, variants, forward) as paused:
+        live = LiveRun(run.workload, run.controller, paused, subject.model, eyes, tokens_of, on_step)
+        record = simulate(run.controller, live, run.durations)  # type: ignore[arg-type]
+        live.close()
+    return measured(run, record), run.workload.chosen[0]
+
+
+def agreement(ours: NDArray[np.integer], theirs: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Share of a row's experts that both chose, by row and site, [T, S]; NaN where a row does not visit a site."""
+    known = theirs >= 0
+    both = ((theirs[..., :, None] == ours[..., None, :]) & known[..., None]).any(-1).sum(-1)
+    count = known.sum(-1)
+    return np.where(count > 0, both / np.maximum(count, 1), np.nan)
+
+
+def is_decode(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows of a trace are decoded tokens'."""
+    return trace.phase[rows] == DECODE

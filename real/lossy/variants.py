@@ -1,0 +1,126 @@
+"""Experts at the precisions that a simulated run names, as tensors that the model's own expert code computes with.
+
+A variant has the layout of the stored tensors; what is lossy about it is in their values. ``fp32``, ``fp16`` and
+``bf16`` are the weights as the model holds them: the highest precision is the model itself, so that nothing is lost
+there. Integers come from ``real.kernels.quantise``. Names with ``hqq`` have HQQ's groups and bits; without the package
+``hqq`` their zeros are those of rounding to nearest, which lose more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from real.experts_swap import ExpertForm
+from real.kernels.quantise import dequantise, quantise, quantise_channels, quantise_hqq
+from sim.model import PRECISIONS
+
+AS_STORED = ("fp32", "fp16", "bf16")
+GROUP = 64
+"""Weights that share a scale where the name of a precision does not say: HQQ's usual group."""
+KEPT_BYTES = 4 << 30
+PROJECTIONS = ("gate", "up", "down", "in", "out")
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How integers are made of weights: by ``groups`` of so many, or by ``channels`` (EdgeMoE, no ``group``)."""
+
+    by: str = "groups"
+    group: int = GROUP
+
+    def __post_init__(self) -> None:
+        if self.by not in ("groups", "channels"):
+            raise ValueError(f"unknown quantiser={self.by}; known: groups, channels")
+        if not isinstance(self.group, int) or self.group < 1:
+            raise ValueError(f"group={self.group!r} must be a whole number of 1 or more")
+
+    def rounding(self, bits: int) -> Rounding:
+        """Weights [N, K] as ``bits`` can tell them."""
+        if self.by == "channels":
+            return lambda weight: dequantise(quantise_channels(weight, bits), weight.dtype)
+        return lambda weight: dequantise(quantise(weight, bits, self.group), weight.dtype)
+
+
+def has_hqq() -> bool:
+    """Whether the package ``hqq`` is installed, whose zeros are fitted."""
+    return importlib.util.find_spec("hqq") is not None
+
+
+def _hqq(bits: int, group: int) -> Rounding:
+    def rounded(weight: torch.Tensor) -> torch.Tensor:
+        rows, columns = weight.shape
+        fits = rows % (8 // bits) == 0 and columns % group == 0
+        packed = quantise_hqq(weight, bits, group) if has_hqq() and fits else quantise(weight, bits, group)
+        return dequantise(packed, weight.dtype)
+
+    return rounded
+
+
+def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
+    """By projection, what a precision does to its weights; empty where it keeps them.
+
+    Raise ValueError for a precision that nothing here makes.
+    """
+    if precision in AS_STORED:
+        return {}
+    if precision in ("int8", "int4", "int2"):
+        return dict.fromkeys(PROJECTIONS, scheme.rounding(int(precision[3:])))
+    if precision in ("hqq4_g64", "hqq2_g64", "hqq2_g16"):
+        bits, group = precision.removeprefix("hqq").split("_g")
+        return dict.fromkeys(PROJECTIONS, _hqq(int(bits), int(group)))
+    if precision == "floe":
+        return {"up": _hqq(2, 64)}
+    raise ValueError(
+        f"no quantiser makes precision {precision}; known: {', '.join(AS_STORED)}, int8, int4, int2, hqq4_g64, "
+        f"hqq2_g64, hqq2_g16, floe (of {', '.join(PRECISIONS)})"
+    )
+
+
+class Variants:
+    """The experts of a model at ``precisions``, made when they are first asked for.
+
+    Of variants that lose something at most ``kept_bytes`` stay; the others are made again.
+    """
+
+    def __init__(self, forms: Sequence[ExpertForm], precisions: Sequence[str], scheme: Scheme | None = None,
+                 kept_bytes: int = KEPT_BYTES) -> None:  # fmt: skip
+        self.forms, self.precisions = forms, tuple(precisions)
+        scheme = Scheme() if scheme is None else scheme
+        self._roundings = [roundings(name, scheme) for name in precisions]
+        self._kept: OrderedDict[tuple[int, int, int], dict[str, torch.Tensor]] = OrderedDict()
+        self._bytes, self._most = 0, kept_bytes
+
+    def tensors(self, code: int, site: int, expert: int) -> Mapping[str, torch.Tensor]:
+        """The stored tensors of an expert at the ``code``-th precision; not to be written to."""
+        changes = self._roundings[code]
+        if not changes:
+            return self.forms[site].tensors(expert)
+        key = (code, site, expert)
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = rounded(self.forms[site], expert, changes)
+            self._bytes += _bytes_of(found)
+        self._kept[key] = found
+        while self._bytes > self._most and len(self._kept) > 1:
+            self._bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+        return found
+
+
+def rounded(form: ExpertForm, expert: int, changes: Mapping[str, Rounding]) -> dict[str, torch.Tensor]:
+    """A copy of an expert's stored tensors, its projections rounded; biases stay."""
+    copy = {name: values.clone() for name, values in form.tensors(expert).items()}
+    for name, matrix in form.matrices(copy).items():
+        if name in changes:
+            matrix.copy_(changes[name](matrix.contiguous()))
+    return copy
+
+
+def _bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(values.numel() * values.element_size() for values in tensors.values())
