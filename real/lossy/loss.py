@@ -7,8 +7,9 @@ ones for both. Natural logarithms throughout.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,11 @@ class Estimate:
         """``1.234 [1.2, 1.3]``, in general format."""
         head = f"{self.value:.{digits}g}"
         return head if self.low is None or self.high is None else f"{head} [{self.low:.2g}, {self.high:.2g}]"
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit."""
+        ends = [None if end is None else factor * end for end in (self.low, self.high)]
+        return Estimate(factor * self.value, *ends)
 
     @property
     def excludes_0(self) -> bool:
@@ -106,27 +112,40 @@ def quality_of(losses: Sequence[TokenLoss], seed: int = 0) -> Quality:
     lossy = np.array([loss.lossy[mask].sum() for loss, mask in zip(losses, known, strict=True)])
     divergence = np.array([loss.divergence.sum() for loss in losses])
     agrees = np.array([loss.agrees.sum() for loss in losses], np.float64)
-    pick = resamples(len(losses), seed) if len(losses) > 1 else None
-
-    def estimate(above: Floats, below: Floats, scale: str = "") -> Estimate:
-        shape = {"": lambda x: x, "exp": np.exp, "expm1": np.expm1}[scale]
-        value = float(shape(above.sum() / below.sum()))
-        if pick is None:
-            return Estimate(value, None, None)
-        drawn_below = below[pick].sum(1)
-        drawn = shape(above[pick].sum(1)[drawn_below > 0] / drawn_below[drawn_below > 0])
-        low, high = np.percentile(drawn, LEVEL)
-        return Estimate(value, float(low), float(high))
-
     return Quality(
-        len(losses), int(count.sum()), estimate(full, count, "exp"), estimate(lossy, count, "exp"),
-        estimate(lossy - full, count, "expm1"), estimate(divergence, rows), estimate(agrees, rows),
+        len(losses), int(count.sum()), _ratio(full, count, seed, np.exp), _ratio(lossy, count, seed, np.exp),
+        _ratio(lossy - full, count, seed, np.expm1), _ratio(divergence, rows, seed), _ratio(agrees, rows, seed),
     )  # fmt: skip
+
+
+def _ratio(above: Floats, below: Floats, seed: int, shape: Callable[[Any], Any] = float) -> Estimate:
+    """``shape(sum(above) / sum(below))`` over sequences, and its interval; with one seed all see the same resamples."""
+    value = float(shape(above.sum() / below.sum()))
+    if len(above) < 2:
+        return Estimate(value, None, None)
+    pick = resamples(len(above), seed)
+    drawn_below = below[pick].sum(1)
+    drawn = above[pick].sum(1)[drawn_below > 0] / drawn_below[drawn_below > 0]
+    low, high = np.percentile(drawn, LEVEL)
+    # ``shape`` is increasing, so that percentiles go through it.
+    return Estimate(value, float(shape(low)), float(shape(high)))
 
 
 def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss], seed: int = 0) -> Estimate:
     """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same sequences."""
-    if len(ours) != len(theirs) or any(len(a.lossy) != len(b.lossy) for a, b in zip(ours, theirs, strict=True)):
-        raise ValueError("a paired comparison needs the same rows of the same sequences")
+    _require_pairs(ours, theirs)
     pairs = [TokenLoss(b.lossy, a.lossy, a.divergence, a.agrees) for a, b in zip(ours, theirs, strict=True)]
     return quality_of(pairs, seed).increase
+
+
+def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss], seed: int = 0) -> Estimate:
+    """KL of ``ours`` - that of ``theirs`` in nats a token, paired over the same sequences."""
+    _require_pairs(ours, theirs)
+    pairs = list(zip(ours, theirs, strict=True))
+    gap = np.array([(a.divergence - b.divergence).sum() for a, b in pairs])
+    return _ratio(gap, np.array([len(a.divergence) for a in ours], np.float64), seed)
+
+
+def _require_pairs(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> None:
+    if len(ours) != len(theirs) or any(len(a.lossy) != len(b.lossy) for a, b in zip(ours, theirs, strict=True)):
+        raise ValueError("a paired comparison needs the same rows of the same sequences")

@@ -97,7 +97,7 @@ class Reading:
 def read_whole(model: Any, text: Text) -> torch.Tensor:
     """Logits of a text fed in one pass, float32 on the CPU: [P + F, V], or of the F tokens behind an encoder."""
     device = next(model.parameters()).device
-    fed = torch.tensor([list(text.fed)], device=device)
+    fed = torch.tensor([list(text.fed)], dtype=torch.long, device=device)
     prompt = torch.tensor([list(text.prompt)], device=device)
     if model.config.is_encoder_decoder:
         output = model(input_ids=prompt, decoder_input_ids=fed, use_cache=False)

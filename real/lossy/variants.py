@@ -86,14 +86,17 @@ def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
 class Variants:
     """The experts of a model at ``precisions``, made when they are first asked for.
 
-    Of variants that lose something at most ``kept_bytes`` stay; the others are made again.
+    Of variants that lose something at most ``kept_bytes`` stay; the others are made again. Only ``projections`` change.
     """
 
     def __init__(self, forms: Sequence[ExpertForm], precisions: Sequence[str], scheme: Scheme | None = None,
-                 kept_bytes: int = KEPT_BYTES) -> None:  # fmt: skip
+                 kept_bytes: int = KEPT_BYTES, projections: Sequence[str] = PROJECTIONS) -> None:  # fmt: skip
         self.forms, self.precisions = forms, tuple(precisions)
         scheme = Scheme() if scheme is None else scheme
-        self._roundings = [roundings(name, scheme) for name in precisions]
+        self._roundings = [
+            {part: change for part, change in roundings(name, scheme).items() if part in projections}
+            for name in precisions
+        ]
         self._kept: OrderedDict[tuple[int, int, int], dict[str, torch.Tensor]] = OrderedDict()
         self._bytes, self._most = 0, kept_bytes
 

@@ -1,0 +1,226 @@
+"""One system assessed: its run in open and closed loop, and the quality of what it serves in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from safetensors.torch import load_file
+
+from capture.load import load_model, weights_sha256
+from capture.settings import Settings
+from real.lossy.loss import Quality, TokenLoss, quality_of
+from real.lossy.mixture import Forward, plain_forward
+from real.lossy.replay import Reference, Replayed, Subject, Track, closed_loop, eyes_of, open_loop, refer, silent
+from real.lossy.sparse import require_gated, sparse_forward
+from real.lossy.variants import AS_STORED, Scheme, Variants
+from sim.build import ROOT, build, load_trace, trace_directory
+from sim.configure import configure
+from sim.policies.caches import Foreseeing
+from sim.policies.payloads import ActiveShare
+from sim.policies.references import Foreseen, StatedAccuracy
+from sim.run import Run
+from sim.trace import Header, Trace, trace_sha256
+
+BUNDLED = ROOT / "capture" / "assets"
+LOOPS = ("open", "closed")
+UNKNOWN_WEIGHTS = "unknown"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where a model's weights are, and how they run. ``place`` None: those that come with the project."""
+
+    place: str | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 0
+
+    def load(self, header: Header) -> Any:
+        """The model that a trace was captured from. Raise ValueError where it is not there or is another one."""
+        place = self.place or str(BUNDLED / Path(header.model.name).name)
+        if self.place is None and not Path(place).is_dir():
+            raise ValueError(
+                f"no weights of {header.model.name} come with the project; say where they are: weights=DIR, or "
+                f"weights=OWNER/NAME"
+            )
+        recorded, found = str(header.provenance.get("weights_sha256", UNKNOWN_WEIGHTS)), weights_sha256(place)
+        if UNKNOWN_WEIGHTS not in (recorded, found) and recorded != found:
+            raise ValueError(
+                f"weights={place} have sha256 {found[:12]}, but trace {header.name} was captured from {recorded[:12]}; "
+                f"name those, or capture these (python -m capture)"
+            )
+        return load_model(Settings(model=place, prompts=Path(), output_dir=Path(), dtype=self.dtype,
+                                   device=self.device, threads=self.threads))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None: no logits)."""
+
+    name: str
+    replayed: Replayed
+    decode: Quality
+    prefill: Quality | None
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for tables and joins: speed with what was served, then quality of decoding."""
+        summary = self.replayed.result.summary
+        proxy = summary["quality_proxy"]
+        ci = summary["ci95"]["decode_tokens_per_s"]
+        return {
+            "system": summary["system"], "loop": self.name, "trace": summary["trace"]["name"],
+            "model": summary["model"], "hardware": summary["hardware"],
+            "resident_share": summary["budget"]["resident_share"],
+            "decode_tokens_per_s": summary["decode_tokens_per_s"],
+            "decode_tokens_per_s_low": None if ci is None else ci[0],
+            "decode_tokens_per_s_high": None if ci is None else ci[1],
+            "hit_ratio": summary["hit_ratio"], "low_share": proxy["low_share"], "skip_share": proxy["skip_share"],
+            **self.decode.row(),
+        }  # fmt: skip
+
+
+def is_lossless(run: Run) -> bool:
+    """Whether everything that the run may serve is the model as it is stored."""
+    selector, placement = run.controller.selector, run.controller.placement
+    keeps = all(name in AS_STORED for name in selector.precisions) and selector.constant is not None
+    return keeps and type(placement).__name__ != "SkipAbsent" and not isinstance(run.controller.payload, ActiveShare)
+
+
+class Assessment:
+    """The full-precision side of a configuration, done once; then any system on the same trace and machine.
+
+    ``overrides`` are those of ``python -m sim``; systems assessed together share trace, sequences and lookahead norm.
+    Raise ValueError for what cannot run.
+    """
+
+    def __init__(self, overrides: Sequence[str], weights: Weights, scheme: Scheme, track: Track = silent,
+                 depth: int = 0, whole: Trace | None = None) -> None:  # fmt: skip
+        self.scheme, self._track = scheme, track
+        first = built(overrides, whole)
+        if depth:
+            whole = load_trace(str(_path_of(first)), depth)
+        self._check_lookahead(first)
+        self.depth = max(depth, first.workload.depth)
+        self.norm, self._path = first.workload.norm, _path_of(first)
+        self.sequences = tuple(s.sequence for s in first.workload.sequences)
+        trace = whole if whole is not None else first.trace
+        self.subject = Subject(weights.load(trace.header), trace, self.sequences)
+        self.reference: Reference = refer(self.subject, self.depth, self.norm, track)
+
+    def _check_lookahead(self, run: Run) -> None:
+        lookahead = run.trace.header.lookahead
+        if run.workload.depth and lookahead is not None and lookahead.position != "gate_in":
+            raise ValueError(
+                f"trace {run.trace.header.name} has lookahead at {lookahead.position}: a live gate shows that of "
+                f"gate_in; capture with lookahead_position=gate_in, or choose predictor=none"
+            )
+
+    def assess(self, overrides: Sequence[str], loops: Sequence[str] = LOOPS) -> list[Loop]:
+        """One system in each of ``loops``."""
+        found = []
+        for name in loops:
+            run = self.run_of(overrides)
+            variants = Variants(self.subject.forms, run.controller.geometry.precisions, self.scheme)
+            forward, thresholds = self._forward(run)
+            if name == "open":
+                replayed = open_loop(run, self.subject, self.reference, variants, forward, self._track)
+            else:
+                check_may_close(run)
+                eyes = eyes_of(self.subject, run.workload.depth, run.workload.norm, thresholds, variants)
+                replayed = closed_loop(run, self.subject, self.reference, variants, eyes, forward, self._track)
+            found.append(self._loop(name, replayed))
+        return found
+
+    def run_of(self, overrides: Sequence[str]) -> Run:
+        """A fresh run on the full-precision gates. Raise ValueError unless its sequences are those of the reference."""
+        run = built(overrides, self.reference.trace)
+        if (tuple(s.sequence for s in run.workload.sequences), _path_of(run)) != (self.sequences, self._path):
+            raise ValueError("systems that are compared run the same sequences of the same trace")
+        if run.workload.depth > self.depth or (run.workload.depth and run.workload.norm != self.norm):
+            raise ValueError(f"lookahead of {self.depth} sites ({self.norm}) was computed; this system needs more")
+        return run
+
+    def forward_and_thresholds(self, run: Run) -> tuple[Forward, torch.Tensor | None]:
+        """How experts compute in this run, and the thresholds [S, E, P] of its active shares."""
+        return self._forward(run)
+
+    def _forward(self, run: Run) -> tuple[Forward, torch.Tensor | None]:
+        payload = run.controller.payload
+        if not isinstance(payload, ActiveShare):
+            return plain_forward, None
+        require_gated(self.subject.forms[0])
+        sparsities = list(run.trace.header.sparsities)
+        place = trace_directory(str(self._path)) / "thresholds.safetensors"
+        if payload.sparsity not in sparsities or not place.is_file():
+            raise ValueError(
+                f"trace {run.trace.header.name} has no activation thresholds at payload.sparsity={payload.sparsity:g} "
+                f"(it has {sparsities}); capture it with sparsities={payload.sparsity:g}"
+            )
+        thresholds = load_file(place)["thresholds"]
+        column = thresholds[..., sparsities.index(payload.sparsity)]
+        # Only one row at a time is sparse: prompts move whole experts.
+        return sparse_forward("up", column, decoded_only=True), thresholds
+
+    def _loop(self, name: str, replayed: Replayed) -> Loop:
+        decode: list[TokenLoss] = []
+        prefill: list[TokenLoss] = []
+        for text, loss in zip(self.subject.texts, replayed.losses, strict=True):
+            rows = self.subject.is_decode(text)
+            decode.append(loss.rows(rows))
+            prefill.append(loss.rows(~rows))
+        has_prompts = any(np.isfinite(loss.full).any() for loss in prefill)
+        return Loop(name, replayed, quality_of(decode), quality_of(prefill) if has_prompts else None)
+
+
+def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
+    """A fresh run of a composed configuration."""
+    cfg, system = configure(*overrides)
+    return build(cfg, system, trace)
+
+
+def _path_of(run: Run) -> Path:
+    return Path(str(run.config["trace"]["path"]))
+
+
+def check_may_close(run: Run) -> None:
+    """Raise ValueError for a lossy system that knows the future: no recording has that of a lossy model."""
+    controller = run.controller
+    knows = [part for part in (controller.predictor, controller.cache)
+             if isinstance(part, Foreseen | StatedAccuracy | Foreseeing)]  # fmt: skip
+    if knows and not is_lossless(run):
+        raise ValueError(
+            f"{type(knows[0]).__name__} knows what gates will need from the trace, but a lossy model's gates need "
+            f"something else; choose loop=open, or another predictor or cache"
+        )
+
+
+def sequence_frame(loops: Sequence[Loop], sequences: Sequence[int]) -> pl.DataFrame:
+    """One row a loop and sequence: nats of decoded tokens under both models, KL, agreement; for further pairing."""
+    rows: list[Mapping[str, Any]] = []
+    for loop in loops:
+        for number, loss in zip(sequences, loop.replayed.losses, strict=True):
+            known = np.isfinite(loss.full)
+            rows.append({
+                "loop": loop.name, "sequence": number, "tokens": int(known.sum()), "rows": len(loss.divergence),
+                "full_nats": float(loss.full[known].sum()), "lossy_nats": float(loss.lossy[known].sum()),
+                "divergence_nats": float(loss.divergence.sum()), "same_top_token": int(loss.agrees.sum()),
+            })  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def identity(assessment: Assessment, weights: Weights) -> dict[str, Any]:
+    """What the numbers are of."""
+    trace = assessment.subject.trace
+    return {
+        "trace": {"name": trace.header.name, "sha256": trace_sha256(trace.header)},
+        "sequences": list(assessment.sequences),
+        "weights": weights.place or trace.header.model.name,
+        "dtype": weights.dtype,
+        "quantiser": {"by": assessment.scheme.by, "group": assessment.scheme.group},
+    }

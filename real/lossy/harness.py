@@ -1,0 +1,98 @@
+"""lm-evaluation-harness on a model whose experts are served as a system would, where that depends on the choice alone.
+
+An optional extra (``pip install 'moe-offload-lab[harness]'``). The harness scores many requests in batches of its own,
+so nothing here has a cache: a need is served as its selector *wants* it with nothing resident, which is the most that
+the system may lose. Systems whose precision depends on what is resident lose less in a run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from capture.load import load_tokenizer
+from capture.settings import Settings
+from real.experts_swap import swapped_experts
+from real.lossy.assess import Weights, built
+from real.lossy.mixture import LEFT_OUT, Served, mixing
+from real.lossy.replay import Subject
+from real.lossy.variants import Scheme, Variants
+from sim.choices import need_order
+from sim.policies.base import PrecisionSelector
+from sim.policies.row_forecast import RowForecast
+
+
+class NothingResident:
+    """For selectors that ask what is there: nothing is."""
+
+    def has(self, precision: int, site: int, expert: int) -> bool:
+        return False
+
+    def expert_of(self, key: int) -> int:
+        return key
+
+
+def require_harness() -> None:
+    """Raise ValueError where lm-evaluation-harness is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(
+            "tasks= needs lm-evaluation-harness, which is not installed: pip install 'moe-offload-lab[harness]' (or "
+            "lm-eval); without it leave tasks= out, and the texts of the trace are used"
+        )
+
+
+class AsWanted:
+    """Serves every row as the selector wants it with nothing resident, each row a gate of its own."""
+
+    def __init__(self, selector: PrecisionSelector, experts: int) -> None:
+        self._selector, self._experts = selector, experts
+
+    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        if self._selector.constant is not None:
+            return Served(ids, weights, torch.full_like(ids, self._selector.constant))
+        chosen = torch.where(ids < self._experts, ids, LEFT_OUT).cpu().numpy().astype(np.int64)
+        values = np.where(chosen < 0, np.float32(0), weights.float().cpu().numpy())
+        codes = np.full(chosen.shape, LEFT_OUT)
+        order = need_order(chosen, values)
+        ranked = np.take_along_axis(chosen, order, -1)
+        for row, experts in enumerate(ranked):
+            choice = RowForecast(
+                site, self._experts + 1, experts[None], np.take_along_axis(values, order, -1)[row][None]
+            )
+            wanted = dict(zip(choice.needs, self._selector.select(choice, NothingResident()), strict=True))
+            codes[row] = [wanted.get(int(expert), LEFT_OUT) for expert in chosen[row]]
+        return Served(ids, weights, torch.from_numpy(codes).to(ids.device))
+
+
+def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Sequence[str],
+                   limit: int | None = None) -> dict[str, Any]:  # fmt: skip
+    """The harness's results of the full-precision model and of the lossy one, by ``full`` and ``lossy``.
+
+    Raise ValueError where the harness is missing or the system's payload is sparse.
+    """
+    require_harness()
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    run = built(overrides)
+    model = weights.load(run.trace.header)
+    subject = Subject(model, run.trace, [run.workload.sequences[0].sequence])
+    tokenizer = load_tokenizer(Settings(model=model.config._name_or_path, prompts=None, output_dir=None))  # type: ignore[arg-type]
+    variants = Variants(subject.forms, run.controller.geometry.precisions, scheme)
+    found = {}
+    for name in ("full", "lossy"):
+        language_model = HFLM(pretrained=model, tokenizer=tokenizer)
+        decide = AsWanted(run.controller.selector, run.model.experts)
+        compute = mixing(Variants(subject.forms, ("fp32",)), _all_full) if name == "full" else mixing(variants, decide)
+        with swapped_experts(model, compute, subject.forms):
+            answer = lm_eval.simple_evaluate(model=language_model, tasks=list(tasks), limit=limit)
+        found[name] = answer["results"]
+    return found
+
+
+def _all_full(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+    return Served(ids, weights, torch.zeros_like(ids))

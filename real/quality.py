@@ -1,0 +1,205 @@
+"""``python -m real.quality system=NAME [weights=DIR] [prompts=FILE] [loop=both] ...``: what lossy choices cost.
+
+A system's run, with the model's real forward pass computing what was served: perplexity and KL divergence to the
+full-precision model, teacher-forced, beside the simulated speed. ``loop=open``: the system decides on the trace's gates
+and these choices are computed; ``closed``: it decides on the gates that the lossy model shows. Paired 95 % intervals
+over sequences. Any other word is an override of ``python -m sim``.
+
+``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured from. ``prompts``: a file
+or bundled set, captured first, into ``output_dir``. ``quantiser=groups|channels`` with ``group=64`` makes the integers.
+``dtype``, ``device``, ``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from capture.__main__ import capture
+from capture.discover import CaptureError
+from capture.settings import SettingError, parse_settings
+from real.experts_swap import SwapError
+from real.lossy.assess import LOOPS, Assessment, Loop, Weights, identity, sequence_frame
+from real.lossy.harness import harness_scores, require_harness
+from real.lossy.loss import Estimate
+from real.lossy.variants import Scheme
+from sim.outputs import check_writable
+from sim.trace import TraceError
+
+OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks", "limit")
+OUTPUT_DIR = "outputs/quality"
+WRONG_INPUT = (ValueError, OSError, HydraException, OmegaConfBaseException, CaptureError, SettingError, TraceError,
+               SwapError)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    overrides: tuple[str, ...]
+    weights: Weights
+    scheme: Scheme
+    loops: tuple[str, ...]
+    prompts: str | None
+    output_dir: Path
+    tasks: tuple[str, ...]
+    limit: int | None
+
+
+def request_of(words: Sequence[str]) -> Request:
+    """Raise ValueError for the first word that is wrong."""
+    own: dict[str, str] = {}
+    overrides = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key not in OWN:
+            overrides.append(word)
+        elif not equals or not text or key in own:
+            raise ValueError(f"{word!r}: give {key}=VALUE, once")
+        else:
+            own[key] = text
+    loop = own.get("loop", "both")
+    if loop not in (*LOOPS, "both"):
+        raise ValueError(f"unknown loop={loop}; known: {', '.join(LOOPS)}, both")
+    if "prompts" in own and any(word.startswith("trace") for word in overrides):
+        raise ValueError("prompts= are captured anew, trace= names what was captured: give one of them")
+    if "prompts" in own and "weights" not in own:
+        raise ValueError("prompts= are captured with a model: say which, weights=DIR or weights=OWNER/NAME")
+    weights = Weights(own.get("weights"), own.get("dtype", "float32"), own.get("device", "cpu"),
+                      _whole(own, "threads", 0))  # fmt: skip
+    scheme = Scheme(own.get("quantiser", "groups"), _whole(own, "group", 64))
+    return Request(tuple(overrides), weights, scheme, LOOPS if loop == "both" else (loop,), own.get("prompts"),
+                   Path(own.get("output_dir", OUTPUT_DIR)), tuple(own.get("tasks", "").split(",")) if "tasks" in own
+                   else (), _whole(own, "limit", 0) or None)  # fmt: skip
+
+
+def _whole(own: dict[str, str], key: str, default: int) -> int:
+    text = own.get(key, str(default))
+    if not text.isdecimal():
+        raise ValueError(f"{key}={text} must be a whole number of 0 or more")
+    return int(text)
+
+
+def _captured(request: Request, console: Console) -> tuple[str, ...]:
+    """The overrides with the trace of the prompts that were given, captured into ``output_dir``."""
+    if request.prompts is None:
+        return request.overrides
+    place = request.output_dir / "trace"
+    words = [f"model={request.weights.place}", f"prompts={request.prompts}", f"output_dir={place}",
+             f"dtype={request.weights.dtype}", f"device={request.weights.device}"]  # fmt: skip
+    capture(parse_settings(words), words, console)
+    return (*request.overrides, f"trace.path={place}")
+
+
+def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, Any], Assessment]:
+    """The system in each loop that is asked for, and what the numbers are of."""
+    overrides = _captured(request, console)
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading")
+
+        def track(what: str, sequence: int) -> None:
+            progress.update(task, description=f"{what}: sequence {sequence}")
+
+        assessment = Assessment(overrides, request.weights, request.scheme, track)
+        loops = assessment.assess(overrides, request.loops)
+    return loops, identity(assessment, request.weights), assessment
+
+
+def write(directory: Path, loops: Sequence[Loop], what: dict[str, Any], assessment: Assessment) -> None:
+    """``quality.json`` (a row a loop, with the simulated summary) and ``quality.parquet`` (a row a sequence)."""
+    summaries = {loop.name: loop.replayed.result.summary for loop in loops}
+    prefill = {loop.name: loop.prefill.row() for loop in loops if loop.prefill}
+    content = {"schema": 1, **what, "rows": [loop.row() for loop in loops], "prefill": prefill, "runs": summaries}
+    (directory / "quality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    sequence_frame(loops, assessment.sequences).write_parquet(directory / "quality.parquet")
+
+
+def print_quality(loops: Sequence[Loop], console: Console) -> None:
+    """A column a loop, and one sentence."""
+    summary = loops[0].replayed.result.summary
+    title = f"{summary['system']}: quality of what it serves"
+    table = Table("", *(f"{loop.name} loop" for loop in loops), title=title,
+                  caption="In brackets: paired 95 % intervals over sequences. Against the same model at full "
+                  "precision, teacher-forced.")  # fmt: skip
+    rows: list[tuple[str, list[str]]] = [("sequences, decoded tokens", [
+        f"{loop.decode.sequences}, {loop.decode.tokens}" for loop in loops])]  # fmt: skip
+    for part in ("decode", "prefill"):
+        for name, title in (("full_perplexity", "perplexity, full precision"), ("perplexity", "perplexity, as served"),
+                            ("increase", "perplexity: increase"), ("divergence", "KL, nats a token"),
+                            ("agreement", "same most likely token")):  # fmt: skip
+            found = [getattr(loop, part) for loop in loops]
+            if all(found):
+                rows.append((f"{part}: {title}", [getattr(quality, name).text() for quality in found]))
+    summaries = [loop.replayed.result.summary for loop in loops]
+    rows += [
+        ("needs at low precision; skipped", [
+            f"{s['quality_proxy']['low_share']:.1%}; {s['quality_proxy']['skip_share']:.1%}" for s in summaries]),
+        ("hit ratio (decode)", [_with_interval(s, "hit_ratio") for s in summaries]),
+        ("decode tokens/s (simulated)", [_with_interval(s, "decode_tokens_per_s") for s in summaries]),
+    ]  # fmt: skip
+    for title, cells in rows:
+        table.add_row(title, *cells)
+    console.print(table)
+    console.print(sentence(loops), highlight=False, soft_wrap=True)
+
+
+def _with_interval(summary: dict[str, Any], name: str) -> str:
+    low, high = summary["ci95"].get(name) or (None, None)
+    return Estimate(summary[name], low, high).text()
+
+
+def sentence(loops: Sequence[Loop]) -> str:
+    """The answer, in words: of the last loop, which is the closed one where both were run."""
+    loop = loops[-1]
+    summary, quality = loop.replayed.result.summary, loop.decode
+    head = f"With {summary['budget']['resident_share']:.0%} of the expert bytes resident, {summary['system']}"
+    if quality.divergence.value == 0:
+        return f"{head} changes nothing: KL is exactly 0 on {quality.sequences} sequences ({loop.name} loop)."
+    sure = "" if quality.increase.excludes_0 else " (not told apart from none)"
+    return (
+        f"{head} costs {quality.divergence.text()} nats of KL a token and {100 * quality.increase.value:.2g} % of "
+        f"perplexity{sure} on {quality.sequences} sequences ({loop.name} loop)."
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    console = Console(stderr=True)
+    is_made = False
+    try:
+        request = request_of(words)
+        if request.tasks:
+            require_harness()
+        is_made = not request.output_dir.exists()
+        check_writable(request.output_dir)
+        if request.tasks:
+            Console().print_json(data=harness_scores(request.overrides, request.weights, request.scheme, request.tasks,
+                                                     request.limit))  # fmt: skip
+            return 0
+        loops, what, assessment = assess(request, console)
+        write(request.output_dir, loops, what, assessment)
+    except WRONG_INPUT as error:
+        if is_made:
+            shutil.rmtree(request.output_dir, ignore_errors=True)
+        print(f"quality: {str(error).strip()}", file=sys.stderr)
+        return 2
+    out = Console()
+    print_quality(loops, out)
+    out.print(f"files: {request.output_dir}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

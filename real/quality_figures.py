@@ -1,0 +1,159 @@
+"""``python -m real.quality_figures figure=NAME[,NAME] model=NAME ...``: the papers' motivating figures on a real model.
+
+Prints a table with paired 95 % intervals and whether the paper's order holds; draws a PNG and an SVG; writes a parquet
+of every point. ``figure=all`` makes those that the model's experts allow. ``model``: a bundled model, a directory or
+OWNER/NAME. ``prompts``: a file of JSON lines or a bundled set, ``fit`` and ``eval`` how many of its texts of either
+split. ``dtype``, ``device``, ``threads``: how the model runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from capture.discover import CaptureError
+from capture.load import load_model, load_tokenizer
+from capture.prompts import prompts_file, read_prompts
+from capture.settings import DTYPES, SettingError, Settings
+from real.experts_swap import SwapError
+from real.lossy.assess import BUNDLED
+from real.lossy.drawing import draw
+from real.lossy.figures import FIGURES, Bench
+from real.lossy.sweep import SMALL, Sweep
+from real.lossy.whole import texts_of
+
+DEFAULTS = {"figure": "", "model": "tiny_mixtral", "prompts": "heldout", "fit": "8", "eval": "32",
+            "output_dir": "outputs/quality_figures", "dtype": "float32", "device": "cpu", "threads": "0"}  # fmt: skip
+WIDTH = 118
+"""Of the tables: an interval is not broken."""
+WRONG_INPUT = (ValueError, OSError, CaptureError, SettingError, SwapError)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    figures: tuple[str, ...]
+    every: bool
+    model: str
+    prompts: Path
+    num_fit: int
+    num_eval: int
+    output_dir: Path
+    dtype: str
+    device: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return Path(self.model).name
+
+
+def request_of(words: Sequence[str]) -> Request:
+    """Raise ValueError for the first word that is wrong."""
+    given = dict(DEFAULTS)
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key not in DEFAULTS or not equals or not text:
+            raise ValueError(f"{word!r} is no key=value; known keys: {', '.join(DEFAULTS)}")
+        given[key] = text
+    names = tuple(FIGURES) if given["figure"] == "all" else tuple(given["figure"].split(","))
+    if unknown := [name for name in names if name not in FIGURES]:
+        raise ValueError(f"unknown figure={','.join(unknown)}; known: {', '.join(FIGURES)}, all")
+    if given["dtype"] not in DTYPES:
+        raise ValueError(f"dtype={given['dtype']} must be one of {', '.join(DTYPES)}")
+    counts = {key: _count(key, given[key]) for key in ("fit", "eval")}
+    if not given["threads"].isdecimal():
+        raise ValueError(f"threads={given['threads']} must be a whole number of 0 or more")
+    bundled = BUNDLED / given["model"]
+    model = str(bundled) if "/" not in given["model"] and (bundled / "config.json").is_file() else given["model"]
+    return Request(names, given["figure"] == "all", model, Path(given["prompts"]), counts["fit"], counts["eval"],
+                   Path(given["output_dir"]), given["dtype"], given["device"], int(given["threads"]))  # fmt: skip
+
+
+def _count(key: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{key}={text} must be a whole number of 1 or more: texts of that split")
+    return int(text)
+
+
+def bench_of(request: Request, track: Any) -> Bench:
+    """The model and its texts. Raise ValueError where the prompts have too few of a split."""
+    settings = Settings(model=request.model, prompts=request.prompts, output_dir=request.output_dir,
+                        dtype=request.dtype, device=request.device, threads=request.threads)  # fmt: skip
+    prompts = read_prompts(prompts_file(request.prompts))
+    chosen = {}
+    for split, count in (("fit", request.num_fit), ("eval", request.num_eval)):
+        mine = [prompt for prompt in prompts if prompt.split == split]
+        if len(mine) < count:
+            raise ValueError(f"{split}={count}, but prompts={request.prompts} has {len(mine)} texts of that split")
+        chosen[split] = mine[:count]
+    model, tokenizer = load_model(settings), load_tokenizer(settings)
+    texts = {split: texts_of(mine, model, lambda text: tokenizer(text)["input_ids"]) for split, mine in chosen.items()}
+    return Bench(request.name, model, texts["fit"], texts["eval"], track)
+
+
+def print_sweep(sweep: Sweep, model: str, console: Console) -> None:
+    """The table, the claims of the paper with what became of them, and what a reader must know."""
+    first = sweep.points[0].quality
+    table = Table("x", "curve", "perplexity", "increase, %", "KL, millinats a token", "same top token",
+                  title=f"{sweep.title}: {model}; x: {sweep.axis}", title_justify="left")  # fmt: skip
+    for point in sorted(sweep.points, key=lambda point: point.x):
+        quality = point.quality
+        table.add_row(f"{point.x:g}", point.curve, f"{quality.perplexity.value:.4g}",
+                      escape(quality.increase.times(100).text(2)), escape(quality.divergence.times(1000).text(2)),
+                      f"{quality.agreement.value:.3f}")  # fmt: skip
+    console.print(table)
+    said = [f"{sweep.source}. On {SMALL}.",
+            f"{first.sequences} held-out texts, {first.tokens} tokens, perplexity {first.full_perplexity.text()} at "
+            f"full precision; in brackets paired 95 % intervals over texts.",
+            *(f"- {note}" for note in sweep.notes),
+            *(f"Order: {verdict.order.claim}: {verdict.text}." for verdict in sweep.verdicts)]  # fmt: skip
+    for line in said:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
+    errors, out = Console(stderr=True), Console(width=WIDTH)
+    try:
+        request = request_of(words)
+        request.output_dir.mkdir(parents=True, exist_ok=True)
+        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+            task, read = progress.add_task("loading"), [0]
+
+            def track() -> None:
+                read[0] += 1
+                progress.update(task, description=f"{read[0]} texts read")
+
+            bench = bench_of(request, track)
+            for name in request.figures:
+                try:
+                    sweep = FIGURES[name](bench)
+                except ValueError as error:
+                    if not request.every:
+                        raise
+                    out.print(f"{name}: left out: {error}", highlight=False, markup=False, soft_wrap=True)
+                    continue
+                print_sweep(sweep, request.name, out)
+                place = request.output_dir / f"{name}-{request.name}"
+                sweep.frame.write_parquet(place.with_suffix(".parquet"))
+                files = draw(sweep, request.name, place)
+                out.print(f"files: {' '.join(map(str, files))} {place}.parquet", highlight=False, soft_wrap=True)
+    except WRONG_INPUT as error:
+        print(f"quality_figures: {str(error).strip()}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
