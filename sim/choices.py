@@ -181,8 +181,9 @@ def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
 
 
 def shares_above(weights: FloatArray) -> FloatArray:
-    """Share of a row's weight ranked above each choice, [.., K] in descending order: 0 for the first (HOBBIT eq. 2, over
-    the selected experts).
+    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts).
+
+    ``weights`` [.., K], in descending order.
     """
     wide = weights.astype(np.float64)
     total = wide.sum(-1, keepdims=True)

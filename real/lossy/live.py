@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from capture.discover import MoELayer
@@ -51,10 +52,10 @@ class LiveChoices(Choices):
         self.is_whole_forecast = _NeverWhole()  # type: ignore[assignment]
         self._is_whole = _NeverWhole()  # type: ignore[assignment]
         # Only rows that the trace has lookahead for are asked for it live.
-        self.looks_ahead = np.zeros(len(self.row), np.bool_)
+        self.looks_ahead: NDArray[np.bool_] = np.zeros(len(self.row), np.bool_)
         if self.depth:
             known = np.isfinite(self.trace.lookahead[self.norm][self.row, :, 0]).all(-1)
-            self.looks_ahead = known.any(-1)
+            self.looks_ahead = np.asarray(known.any(-1))
             self.shown_scores = self.trace.lookahead[self.norm][self.row, :, : self.depth].copy()
             """What `recorded_live` gives back: lookahead scores [N, S, J, E]."""
 
@@ -168,11 +169,11 @@ class LiveGate(StepGate):
 
     @property
     def gate_input(self) -> FloatArray | None:
-        return self._shown_input.float().cpu().numpy()  # type: ignore[no-any-return]
+        return np.asarray(self._shown_input.float().cpu().numpy())
 
     @property
     def share(self) -> FloatArray | None:
-        return self._shown_share  # type: ignore[no-any-return]
+        return self._shown_share
 
     def lookahead(self, j: int) -> FloatArray | None:
         found = self._live.eyes.ahead(self.site, self._shown_input, j)
@@ -289,6 +290,7 @@ def recorded_live(workload: Workload) -> Trace:
     ids, weights = trace.ids.copy(), trace.weights.copy()
     ids[rows], weights[rows] = workload.choices.chosen
     lookahead = {name: table.copy() for name, table in trace.lookahead.items()}
-    if lookahead and workload.depth:
+    if workload.depth:
+        assert isinstance(workload.choices, LiveChoices)  # a live run's are
         lookahead[workload.norm][rows, :, : workload.depth] = workload.choices.shown_scores
     return replace(trace, ids=ids, weights=weights, lookahead=lookahead)

@@ -48,12 +48,12 @@ def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
     ids = served.ids
     # What is left out is no choice of any expert.
     computed = torch.where(served.codes == LEFT_OUT, LEFT_OUT, ids)
-    for expert in computed.unique().tolist():
+    for expert in torch.unique(computed).tolist():
         if not 0 <= expert < form.layer.num_experts:
             continue
         row, rank = rows_of(computed, expert)
         codes = served.codes[row, rank]
-        found = codes.unique().tolist()
+        found = torch.unique(codes).tolist()
         if len(found) == 1:
             outputs[expert] = forward(form, expert, variants.tensors(found[0], site, expert), hidden[row], rows)
             continue

@@ -30,8 +30,9 @@ from sim.engine import simulate
 from sim.execute import Result
 from sim.frames import Frames
 from sim.metrics import summarise
+from sim.policies.base import FloatArray, IntArray
 from sim.run import Run
-from sim.trace import DECODE, Trace
+from sim.trace import Trace
 from sim.types import Outcome, Step
 from sim.workload import Workload
 
@@ -184,7 +185,7 @@ class Replayed:
 
     result: Result
     losses: list[TokenLoss]
-    chosen: list[NDArray[np.int16]]
+    chosen: list[IntArray]
 
 
 def measured(run: Run, record: Any) -> Result:
@@ -211,15 +212,15 @@ def open_loop(run: Run, subject: Subject, reference: Reference, variants: Varian
     """
     check_steps(run)
     record = simulate(run.controller, run.workload, run.durations)
-    tables = _decided(run)
+    ids, weights, serving, codes = _decided(run)
     losses, chosen = [], []
     for index, text in enumerate(subject.texts):
-        ids, weights, serving, codes = (table[_rows_of(run.workload, text.sequence)] for table in tables)
-        forced = _Forced(serving, weights, codes, subject.model)
+        rows = _rows_of(run.workload, text.sequence)
+        forced = _Forced(serving[rows], weights[rows], codes[rows], subject.model)
         with swapped_experts(subject.model, mixing(variants, forced, forward), subject.forms):
             logits = _read(subject, text, partial(setattr, forced, "first"))
         losses.append(token_losses(reference.logits[index], logits, subject.following(text)))
-        chosen.append(ids)
+        chosen.append(ids[rows])
         track("open loop", text.sequence)
     return Replayed(measured(run, record), losses, chosen)
 
@@ -242,7 +243,7 @@ def _rows_of(workload: Workload, sequence: int) -> NDArray[np.int64]:
     return np.flatnonzero(workload.trace.sequence[workload.row] == sequence)
 
 
-def _decided(run: Run) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+def _decided(run: Run) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     """Of a run that has ended, by its rows [N, S, K]: experts in need order, weights, who serves, and at which code."""
     workload, geometry = run.workload, run.controller.geometry
     key = np.array(run.controller.lookup_keys, np.int64)
@@ -288,7 +289,7 @@ def closed_loop(run: Run, subject: Subject, reference: Reference, variants: Vari
 
 def live_run(run: Run, subject: Subject, variants: Variants, eyes: Eyes, tokens_of: Callable[[Step], Sequence[int]],
              on_step: Callable[[Step, torch.Tensor], None],
-             forward: Forward = plain_forward) -> tuple[Result, NDArray[np.int16]]:  # fmt: skip
+             forward: Forward = plain_forward) -> tuple[Result, IntArray]:  # fmt: skip
     """Simulate with the model in the loop; the result, and what each row of the run chose [N, S, K]."""
     check_steps(run)
     with PausedModel(subject.model, variants, forward) as paused:
@@ -304,8 +305,3 @@ def agreement(ours: NDArray[np.integer], theirs: NDArray[np.integer]) -> NDArray
     both = ((theirs[..., :, None] == ours[..., None, :]) & known[..., None]).any(-1).sum(-1)
     count = known.sum(-1)
     return np.where(count > 0, both / np.maximum(count, 1), np.nan)
-
-
-def is_decode(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows of a trace are decoded tokens'."""
-    return trace.phase[rows] == DECODE
