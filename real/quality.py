@@ -112,7 +112,7 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")
 
-        assessment = Assessment(overrides, request.weights, request.scheme, track)
+        assessment = Assessment([overrides], request.weights, request.scheme, track)
         loops = assessment.assess(overrides, request.loops)
     return loops, identity(assessment, request.weights), assessment
 

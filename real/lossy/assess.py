@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,23 @@ from safetensors.torch import load_file
 
 from capture.load import load_model, weights_sha256
 from capture.settings import Settings
+from real.lossy.live import Eyes
 from real.lossy.loss import Quality, TokenLoss, quality_of
 from real.lossy.mixture import Forward, plain_forward
-from real.lossy.replay import Reference, Replayed, Subject, Track, closed_loop, eyes_of, open_loop, refer, silent
+from real.lossy.replay import (
+    Reference,
+    Replayed,
+    Subject,
+    Track,
+    check_steps,
+    closed_loop,
+    eyes_of,
+    open_loop,
+    refer,
+    silent,
+)
 from real.lossy.sparse import require_gated, sparse_forward
-from real.lossy.variants import AS_STORED, Scheme, Variants
+from real.lossy.variants import AS_STORED, Scheme, Variants, roundings
 from sim.build import ROOT, build, load_trace, trace_directory
 from sim.configure import configure
 from sim.policies.caches import Foreseeing
@@ -85,6 +98,15 @@ class Loop:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Tools:
+    """Of one run: experts at its precisions, what live gates offer, and how an expert computes."""
+
+    variants: Variants
+    eyes: Eyes
+    forward: Forward
+
+
 def is_lossless(run: Run) -> bool:
     """Whether everything that the run may serve is the model as it is stored."""
     selector, placement = run.controller.selector, run.controller.placement
@@ -93,64 +115,74 @@ def is_lossless(run: Run) -> bool:
 
 
 class Assessment:
-    """The full-precision side of a configuration, done once; then any system on the same trace and machine.
+    """The full-precision side of some configurations, done once; then any of them.
 
-    ``overrides`` are those of ``python -m sim``; systems assessed together share trace, sequences and lookahead norm.
-    Raise ValueError for what cannot run.
+    A configuration is overrides of ``python -m sim``; those assessed together run the same sequences of one trace.
+    Everything is checked before the model is loaded. Raise ValueError for what cannot run.
     """
 
-    def __init__(self, overrides: Sequence[str], weights: Weights, scheme: Scheme, track: Track = silent,
-                 depth: int = 0, whole: Trace | None = None) -> None:  # fmt: skip
-        self.scheme, self._track = scheme, track
-        first = built(overrides, whole)
-        if depth:
-            whole = load_trace(str(_path_of(first)), depth)
-        self._check_lookahead(first)
-        self.depth = max(depth, first.workload.depth)
-        self.norm, self._path = first.workload.norm, _path_of(first)
-        self.sequences = tuple(s.sequence for s in first.workload.sequences)
-        trace = whole if whole is not None else first.trace
+    def __init__(self, configurations: Sequence[Sequence[str]], weights: Weights, scheme: Scheme,
+                 track: Track = silent) -> None:  # fmt: skip
+        self.scheme, self.track = scheme, track
+        runs = [built(words) for words in configurations]
+        for run in runs:
+            check_steps(run)
+            _check_lookahead(run)
+            # Refuses precisions that nothing makes.
+            for precision in run.controller.geometry.precisions:
+                roundings(precision, scheme)
+        first = runs[0]
+        self._path = _path_of(first)
+        self.sequences = _sequences_of(first)
+        for run in runs:
+            self._check_same(run)
+        deepest = max(runs, key=lambda run: run.workload.depth)
+        self.depth, self.norm = deepest.workload.depth, deepest.workload.norm
+        shares = any(run.controller.payload.needs_shares for run in runs)  # type: ignore[attr-defined]
+        trace = load_trace(str(self._path), self.depth, shares)
         self.subject = Subject(weights.load(trace.header), trace, self.sequences)
-        self.reference: Reference = refer(self.subject, self.depth, self.norm, track)
 
-    def _check_lookahead(self, run: Run) -> None:
-        lookahead = run.trace.header.lookahead
-        if run.workload.depth and lookahead is not None and lookahead.position != "gate_in":
-            raise ValueError(
-                f"trace {run.trace.header.name} has lookahead at {lookahead.position}: a live gate shows that of "
-                f"gate_in; capture with lookahead_position=gate_in, or choose predictor=none"
-            )
+    @cached_property
+    def reference(self) -> Reference:
+        """The full-precision model on the texts, read when it is first asked for."""
+        return refer(self.subject, self.depth, self.norm, self.track)
+
+    def _check_same(self, run: Run) -> None:
+        if (_sequences_of(run), _path_of(run)) != (self.sequences, self._path):
+            raise ValueError("systems that are compared run the same sequences of the same trace")
 
     def assess(self, overrides: Sequence[str], loops: Sequence[str] = LOOPS) -> list[Loop]:
         """One system in each of ``loops``."""
         found = []
         for name in loops:
-            run = self.run_of(overrides)
-            variants = Variants(self.subject.forms, run.controller.geometry.precisions, self.scheme)
-            forward, thresholds = self._forward(run)
+            run = self.run_of(overrides, self.reference)
+            tools = self.tools_for(run)
             if name == "open":
-                replayed = open_loop(run, self.subject, self.reference, variants, forward, self._track)
+                replayed = open_loop(run, self.subject, self.reference, tools.variants, tools.forward, self.track)
             else:
                 check_may_close(run)
-                eyes = eyes_of(self.subject, run.workload.depth, run.workload.norm, thresholds, variants)
-                replayed = closed_loop(run, self.subject, self.reference, variants, eyes, forward, self._track)
+                replayed = closed_loop(run, self.subject, self.reference, tools.variants, tools.eyes, tools.forward,
+                                       self.track)  # fmt: skip
             found.append(self._loop(name, replayed))
         return found
 
-    def run_of(self, overrides: Sequence[str]) -> Run:
-        """A fresh run on the full-precision gates. Raise ValueError unless its sequences are those of the reference."""
-        run = built(overrides, self.reference.trace)
-        if (tuple(s.sequence for s in run.workload.sequences), _path_of(run)) != (self.sequences, self._path):
-            raise ValueError("systems that are compared run the same sequences of the same trace")
+    def run_of(self, overrides: Sequence[str], reference: Reference) -> Run:
+        """A fresh run on full-precision gates. Raise ValueError unless it is one that was announced."""
+        run = built(overrides, reference.trace)
+        self._check_same(run)
         if run.workload.depth > self.depth or (run.workload.depth and run.workload.norm != self.norm):
             raise ValueError(f"lookahead of {self.depth} sites ({self.norm}) was computed; this system needs more")
         return run
 
-    def forward_and_thresholds(self, run: Run) -> tuple[Forward, torch.Tensor | None]:
-        """How experts compute in this run, and the thresholds [S, E, P] of its active shares."""
-        return self._forward(run)
+    def tools_for(self, run: Run) -> Tools:
+        """What computes and what looks in a run."""
+        variants = Variants(self.subject.forms, run.controller.geometry.precisions, self.scheme)
+        forward, thresholds = self._forward(run)
+        eyes = eyes_of(self.subject, run.workload.depth, run.workload.norm, thresholds, variants)
+        return Tools(variants, eyes, forward)
 
     def _forward(self, run: Run) -> tuple[Forward, torch.Tensor | None]:
+        """How experts compute in a run, and the thresholds [S, E, P] of its active shares."""
         payload = run.controller.payload
         if not isinstance(payload, ActiveShare):
             return plain_forward, None
@@ -182,6 +214,19 @@ def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
     """A fresh run of a composed configuration."""
     cfg, system = configure(*overrides)
     return build(cfg, system, trace)
+
+
+def _sequences_of(run: Run) -> tuple[int, ...]:
+    return tuple(s.sequence for s in run.workload.sequences)
+
+
+def _check_lookahead(run: Run) -> None:
+    lookahead = run.trace.header.lookahead
+    if run.workload.depth and lookahead is not None and lookahead.position != "gate_in":
+        raise ValueError(
+            f"trace {run.trace.header.name} has lookahead at {lookahead.position}: a live gate shows that of gate_in; "
+            f"capture with lookahead_position=gate_in, or choose predictor=none"
+        )
 
 
 def _path_of(run: Run) -> Path:

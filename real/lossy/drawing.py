@@ -15,6 +15,9 @@ STYLE = {"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 130
          "axes.spines.right": False}  # fmt: skip
 
 
+TICKS = (-5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6, 1e8)
+
+
 def draw(sweep: Sweep, model: str, place: Path) -> list[Path]:
     """Write ``place`` with the endings .png and .svg."""
     mpl.use("Agg")
@@ -45,6 +48,10 @@ def _curves(axis: Any, sweep: Sweep) -> None:
     axis.set_ylabel("increase of perplexity, %")
     # Small increases and ruin on one axis: linear around 0, logarithmic beyond.
     axis.set_yscale("symlog", linthresh=1)
+    bottom, top = axis.get_ylim()
+    ticks = [tick for tick in TICKS if bottom <= tick <= top]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axis.set_yticks([], minor=True)
     axis.axhline(0, color="black", linewidth=0.6)
     if sweep.axis.startswith("bits"):
         axis.set_xscale("log", base=2)

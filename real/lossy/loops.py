@@ -1,0 +1,242 @@
+"""How far a lossy model's gates move away from those that a trace records, and what that does to a simulation.
+
+Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text from the same prompt,
+by its most likely token. In either, the open loop simulates on the full-precision model's gates in that mode, and the
+closed loop has the lossy model in it. Intervals resample sequences, paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from real.lossy.assess import Assessment, check_may_close, is_lossless
+from real.lossy.loss import Estimate, TokenLoss, token_losses
+from real.lossy.replay import Reference, Subject, agreement, live_run, refer
+from real.lossy.texts import Reading, Text
+from sim.execute import Result, execute
+from sim.frames import Frames
+from sim.intervals import LEVEL, resamples
+from sim.latency import decode_time_and_tokens
+from sim.policies.base import IntArray
+from sim.run import Run
+from sim.types import Step
+
+MODES = ("teacher-forced", "free-running")
+DISTANCES = ((0, 1), (1, 8), (8, 16), (16, 32), (32, 64), (64, 1 << 30))
+"""Decoded tokens since the prompt, from .. to below."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A system in one mode: from the open to the closed loop.
+
+    ``by_site`` and ``by_distance`` (name, share): the share of a decoded row's experts that both models choose.
+    ``hit_ratio``, ``moved_bytes`` and ``time`` are (open, closed, shift): the shift of the hit ratio is a difference,
+    that of all bytes moved and of the time of decoded tokens a relative change. ``same_tokens`` is the share of decoded
+    tokens that both wrote (1 where both are forced); ``divergence`` the KL in nats a decoded token (teacher-forced
+    only).
+    """
+
+    system: str
+    mode: str
+    lossless: bool
+    routing: Estimate
+    by_site: tuple[float, ...]
+    by_distance: tuple[tuple[str, Estimate], ...]
+    hit_ratio: tuple[float, float, Estimate]
+    moved_bytes: tuple[float, float, Estimate]
+    time: tuple[float, float, Estimate]
+    same_tokens: Estimate
+    divergence: Estimate | None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing at all has moved."""
+        shifts = (self.hit_ratio[2].value, self.moved_bytes[2].value, self.time[2].value)
+        exact = self.divergence is None or self.divergence.value == 0
+        return not any(shifts) and self.routing.value == 1 and self.same_tokens.value == 1 and exact
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for a table."""
+        flat: dict[str, Any] = {"system": self.system, "mode": self.mode, "lossless": self.lossless}
+        for name in ("hit_ratio", "moved_bytes", "time"):
+            open_value, closed_value, shift = getattr(self, name)
+            flat |= {f"{name}_open": open_value, f"{name}_closed": closed_value, **_flat(f"{name}_shift", shift)}
+        flat |= _flat("routing", self.routing) | _flat("same_tokens", self.same_tokens)
+        return flat | ({} if self.divergence is None else _flat("divergence", self.divergence))
+
+
+def _flat(name: str, estimate: Estimate) -> dict[str, float | None]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def free_subject(subject: Subject, track: Any) -> Subject:
+    """The same prompts, continued by the full-precision model's most likely tokens, as many as the texts have."""
+    return replace_texts(subject, [write(subject, text, track) for text in subject.texts])
+
+
+def write(subject: Subject, text: Text, track: Any) -> Text:
+    """A text's prompt, and what the model itself writes after it."""
+    reading = Reading(subject.model)
+    logits = reading.prompt(text.prompt)
+    fed: list[int] = []
+    for index in range(len(text.fed)):
+        # Behind an encoder the first token is the start, which nobody chooses.
+        fed.append(text.fed[0] if subject.behind_encoder and not index else int(logits[-1].argmax()))
+        logits = reading.step(fed[-1])
+    track("full precision writes", text.sequence)
+    return Text(text.sequence, text.prompt, tuple(fed))
+
+
+def replace_texts(subject: Subject, texts: list[Text]) -> Subject:
+    """A subject that reads other texts of the same lengths."""
+    token = subject.trace.token.copy()
+    for rows, text in zip(subject.rows, texts, strict=True):
+        token[rows] = (*text.prompt, *text.fed)
+    return Subject(subject.model, replace(subject.trace, token=token), [text.sequence for text in texts])
+
+
+class Loops:
+    """Both loops in a mode, for the systems of an assessment: the full-precision side is done once."""
+
+    def __init__(self, assessment: Assessment, mode: str) -> None:
+        if mode not in MODES:
+            raise ValueError(f"unknown mode={mode}; known: {', '.join(MODES)}")
+        self.assessment, self.mode = assessment, mode
+        if mode == "free-running":
+            self.subject = free_subject(assessment.subject, assessment.track)
+            self.reference: Reference = refer(self.subject, assessment.depth, assessment.norm, assessment.track)
+        else:
+            self.subject, self.reference = assessment.subject, assessment.reference
+
+    def shift(self, overrides: Sequence[str]) -> Shift:
+        """One system. Raise ValueError where it cannot be closed."""
+        run = self.assessment.run_of(overrides, self.reference)
+        check_may_close(run)
+        opened = execute(run)
+        closed = self.assessment.run_of(overrides, self.reference)
+        result, chosen, losses, same = self._close(closed)
+        shares = [agreement(mine, gates.ids) for mine, gates in zip(chosen, self.reference.gates, strict=True)]
+        decoded = [share[len(text.prompt) :] for share, text in zip(shares, self.subject.texts, strict=True)]
+        return Shift(
+            closed.system, self.mode, is_lossless(closed), _mean_over(decoded),
+            tuple(float(np.nanmean([np.nanmean(rows[:, site]) for rows in decoded]))
+                  if np.isfinite(decoded[0][:, site]).any() else float("nan") for site in range(decoded[0].shape[1])),
+            tuple(_by_distance(decoded)),
+            _change(_hits(opened), _hits(result), relative=False),
+            _change(_bytes(opened), _bytes(result), relative=True),
+            _change(decode_time_and_tokens(opened.frames), decode_time_and_tokens(result.frames), relative=True),
+            _mean_over(same),
+            _mean_over([loss.divergence for loss in losses]) if losses else None,
+        )  # fmt: skip
+
+    def _close(self, run: Run) -> tuple[Result, list[IntArray], list[TokenLoss], list[Floats]]:
+        subject, tools = self.subject, self.assessment.tools_for(run)
+        is_free = self.mode == "free-running"
+        texts = {text.sequence: text for text in subject.texts}
+        logits: dict[int, list[torch.Tensor]] = {number: [] for number in texts}
+        fed: dict[int, list[int]] = {number: [] for number in texts}
+
+        def tokens_of(step: Step) -> Sequence[int]:
+            text = texts[step.sequences[0]]
+            if not step.decode:
+                return text.prompt
+            written = fed[text.sequence]
+            is_given = not is_free or (subject.behind_encoder and not written)
+            written.append(text.fed[len(written)] if is_given else int(logits[text.sequence][-1][-1].argmax()))
+            return written[-1:]
+
+        def on_step(step: Step, found: torch.Tensor) -> None:
+            logits[step.sequences[0]].append(found)
+            if step.ends:
+                self.assessment.track(f"{run.system} {self.mode}", step.sequences[0])
+
+        result, chosen = live_run(run, subject, tools.variants, tools.eyes, tokens_of, on_step, tools.forward)
+        rows = run.workload.trace.sequence[run.workload.row]
+        by_text = [chosen[np.flatnonzero(rows == number)] for number in texts]
+        losses = []
+        if not is_free:
+            for index, text in enumerate(subject.texts):
+                mine = torch.cat([part for part in logits[text.sequence] if part.numel()])
+                loss = token_losses(self.reference.logits[index], mine, subject.following(text))
+                losses.append(loss.rows(subject.is_decode(text)))
+        same = [np.array(fed[number]) == np.array(text.fed) for number, text in texts.items()]
+        return result, by_text, losses, [found.astype(np.float64) for found in same]
+
+
+def _hits(result: Result) -> tuple[Floats, Floats]:
+    """By sequence: hits, and lookups without skips, of decoded tokens."""
+    frames = result.frames
+    step_of = {step.index: step.sequences[0] for step in frames.workload.steps}
+    decode = frames.lookups.filter((pl.col("phase") == "decode") & (pl.col("outcome") != "skip"))
+    number = decode["step"].replace_strict(step_of, return_dtype=pl.Int64)
+    counted = (
+        pl.DataFrame({"sequence": number, "hit": decode["outcome"].is_in(["hit", "high_for_low"])})
+        .group_by("sequence").agg(pl.col("hit").sum(), pl.len().alias("lookups"))
+    )  # fmt: skip
+    return _in_order(frames, counted, "hit"), _in_order(frames, counted, "lookups")
+
+
+def _bytes(result: Result) -> tuple[Floats, Floats]:
+    """By sequence: bytes whose service began while it ran, over all links, and 1."""
+    frames = result.frames
+    begins = frames.tokens.group_by("sequence", maintain_order=True).agg(pl.col("start_ns").min())
+    # Sequences run one after another, so that a time tells whose it is.
+    at = np.searchsorted(begins["start_ns"].to_numpy(), frames.transfers["start_ns"].to_numpy(), side="right") - 1
+    moved = np.bincount(np.maximum(at, 0), frames.transfers["moved_bytes"].to_numpy(), minlength=len(begins))
+    return moved, np.ones(len(moved))
+
+
+def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
+    order = frames.tokens["sequence"].unique(maintain_order=True)
+    joined = pl.DataFrame({"sequence": order}).join(counted, on="sequence", how="left", maintain_order="left")
+    return joined[column].fill_null(0).to_numpy().astype(np.float64)
+
+
+def _change(before: tuple[Floats, Floats], after: tuple[Floats, Floats], *,
+            relative: bool) -> tuple[float, float, Estimate]:  # fmt: skip
+    """Ratios of sums before and after, and their difference (or relative change), paired over sequences."""
+
+    def change(pick: Any) -> Any:
+        old, new = (above[pick].sum(-1) / np.maximum(below[pick].sum(-1), 1e-300) for above, below in (before, after))
+        # A system that moves nothing in either loop has not changed.
+        return np.where(new == old, 0.0, new / np.where(old == 0, np.nan, old) - 1) if relative else new - old
+
+    everything = np.arange(len(before[0]))
+    value = float(change(everything))
+    old, new = (float(above.sum() / below.sum()) for above, below in (before, after))
+    return old, new, _with_interval(value, change, len(everything))
+
+
+def _mean_over(parts: Sequence[Any]) -> Estimate:
+    """The mean of all values (NaN left out), sequences resampled."""
+    above = np.array([np.nansum(part) for part in parts])
+    below = np.array([np.isfinite(part).sum() for part in parts], np.float64)
+    return _with_interval(float(above.sum() / below.sum()), lambda pick: above[pick].sum(-1) / below[pick].sum(-1),
+                          len(parts))  # fmt: skip
+
+
+def _with_interval(value: float, of_picks: Any, count: int) -> Estimate:
+    if count < 2:
+        return Estimate(value, None, None)
+    low, high = np.nanpercentile(of_picks(resamples(count, 0)), LEVEL)
+    return Estimate(value, float(low), float(high))
+
+
+def _by_distance(decoded: Sequence[Floats]) -> list[tuple[str, Estimate]]:
+    found = []
+    for first, stop in DISTANCES:
+        parts = [rows[first:stop] for rows in decoded]
+        if any(part.size for part in parts):
+            last = min(stop, max(len(rows) for rows in decoded)) - 1
+            found.append((f"{first}" if last == first else f"{first}-{last}", _mean_over(parts)))
+    return found
