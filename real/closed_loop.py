@@ -40,7 +40,9 @@ WIDTH = 132
 
 def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Request]:
     """Systems, modes, and what is left, read as ``real.quality`` reads it. Raise ValueError."""
-    systems, modes, left = SYSTEMS, MODES, []
+    systems: tuple[str, ...] = SYSTEMS
+    modes: tuple[str, ...] = MODES
+    left = []
     for word in words:
         key, _, text = word.partition("=")
         if key == "systems":

@@ -193,7 +193,7 @@ def _bytes(result: Result) -> tuple[Floats, Floats]:
     # Sequences run one after another, so that a time tells whose it is.
     at = np.searchsorted(begins["start_ns"].to_numpy(), frames.transfers["start_ns"].to_numpy(), side="right") - 1
     moved = np.bincount(np.maximum(at, 0), frames.transfers["moved_bytes"].to_numpy(), minlength=len(begins))
-    return moved, np.ones(len(moved))
+    return moved.astype(np.float64), np.ones(len(moved))
 
 
 def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
