@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential thorough predictors docs clean
+.PHONY: demo test check bench differential thorough predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -42,6 +42,10 @@ predictors: $(VENV)/.test
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m thorough
+
+# Runs every notebook and compares what it prints with what it is kept with.
+notebooks: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 -m "" tests/golden/test_notebooks.py
 
 # The documentation site, into site/.
 docs: $(VENV)/.core
