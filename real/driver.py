@@ -147,13 +147,15 @@ class Driver:
     def _take(self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
         """Line up what is there, to be computed, and what is not, to be waited for; give the CPU its needs."""
         record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
+        served = self.controller.lookup_tokens  # of the run's lookups, where other experts may serve
         self._needs.open_batch(now)
         for key, outcome in zip(keys, outcomes, strict=True):
-            row, count = len(record.lookup_ns), tokens[self._num_taken]
+            row = len(record.lookup_ns)
+            count = served[row] if served else tokens[self._num_taken]
             self._num_taken += 1
             record.lookup_ns.append(now)
             record.ready_ns.append(now)
-            if outcome == Outcome.SKIP:
+            if key == SKIP or outcome == Outcome.SKIP:
                 continue
             if outcome == Outcome.CPU:
                 self._on_cpu[key] = row

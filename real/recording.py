@@ -17,7 +17,7 @@ from sim.calls import Call, RecordedController, RecordedWorkload
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.record import Record
-from sim.types import Outcome, Step
+from sim.types import SKIP, Outcome, Step
 from sim.workload import Workload
 
 NEVER_NS = 1 << 60
@@ -172,7 +172,8 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
             lengths.prediction[call.argument] = now - gates[call.argument].at_ns
         if call.kind in ("gate", "need_done"):
             gates[-1].waiting.append((now, call.waiting))
-        admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True) if outcome not in NOT_LOADED]
+        admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True)
+                    if key != SKIP and outcome not in NOT_LOADED]  # fmt: skip
         submitted_ns += [now] * call.outcomes.count(Outcome.CPU)
         for key in call.keys:
             if key in admitted:

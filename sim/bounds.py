@@ -13,7 +13,7 @@ from sim.controller import Controller
 from sim.costs import Durations
 from sim.policies.base import IntArray
 from sim.slots import Slots
-from sim.types import SKIP, Place
+from sim.types import Place
 from sim.workload import Needs, Workload
 
 
@@ -35,9 +35,10 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
 
     Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
-    skipped or computed on the CPU). Link 0: needs that must be served by a load of the highest precision, loaded as few
-    times as any cache of the same bytes and the same initial contents allows (``fewest_loads``), and dense blocks where
-    they are streamed. What a lower precision, a skip, the CPU or a part of the bytes may serve counts nothing.
+    skipped, rerouted or computed on the CPU). Link 0: needs that must be served by a load of the highest precision,
+    loaded as few times as any cache of the same bytes and the same initial contents allows (``fewest_loads``), and
+    dense blocks where they are streamed. What a lower precision, a skip, another expert, the CPU or a part of the bytes
+    may serve counts nothing.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
@@ -91,6 +92,8 @@ def _why_no_belady(controller: Controller) -> str | None:
         return "variants of several sizes"
     if not _loads_all(controller):
         return "needs that may be computed elsewhere or not at all"
+    if controller.selector.reroutes:
+        return "needs that other experts may serve"
     if not controller.payload.whole:
         return "accesses that move parts of a variant"
     if loader.staging_slots or loader.retention != "strict":
@@ -172,13 +175,13 @@ def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], 
 
 
 def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
-    """By need, every precision that may serve it, and SKIP where it may be left out."""
+    """By need, every precision that may serve it, and SKIP or REROUTE where it may be left out or sent elsewhere."""
     selector, last = controller.selector, len(controller.geometry.precisions) - 1
 
     def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
         # What is there at a higher precision serves, too; at a lower one only where the loader says so.
         lowest = last if controller.loader.low_for_high else max(answers)
-        return (*range(lowest + 1), *(SKIP for answer in answers if answer == SKIP))
+        return (*range(lowest + 1), *(answer for answer in answers if answer < 0))
 
     if selector.constant is not None:
         return [serving((selector.constant,))] * len(needs.tick)
@@ -201,6 +204,6 @@ def _compute_ns(workload: Workload, durations: Durations, permitted: list[tuple[
     for at in zip(permitted, sites, needs.tokens.tolist(), strict=True):
         if at not in cheapest:
             answers, site, tokens = at
-            cheapest[at] = min(0 if p == SKIP else durations.expert_ns(p, site, tokens) for p in answers)
+            cheapest[at] = min(0 if p < 0 else durations.expert_ns(p, site, tokens) for p in answers)
         total += cheapest[at]
     return total

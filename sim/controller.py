@@ -28,6 +28,7 @@ from sim.policies.base import (
 )
 from sim.policies.payloads import Whole
 from sim.ram import HIT, MISS
+from sim.rerouting import Serving, serve
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.transfers import QUEUE_PREFETCH, Transfers
 from sim.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
@@ -87,6 +88,12 @@ class Controller(Transfers):
         ]
         self._loads_all = placement.constant == Place.LOAD
         self._learns = predictor.learns
+        self._reroutes = selector.reroutes
+        if selector.reroutes and not payload.whole:
+            raise ValueError(
+                "what another expert would move in part is not known: choose payload=whole, or a precision that sends "
+                "no need to another expert"
+            )
         self._prepare_gates()
         self._prepare_records()
 
@@ -110,7 +117,11 @@ class Controller(Transfers):
         self._cancels_all = loader.prefetch_budget == "until_next_gate"
         self._outside: list[int] = []  # of the pins, those that no pool may hold
         self._gate: Gate | None = None
+        self._served: Gate | None = None  # the same as policies are told of it
         self._wanted: Sequence[int] = ()
+        self._experts: Sequence[int] = ()  # who serves, by need
+        self._serving_now: Serving | None = None
+        self._unmasked: Iterable[int] = ()
         self._pool_pinned: list[int] = []
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
         self._gate_call_of = [0] * sites
@@ -124,6 +135,8 @@ class Controller(Transfers):
         self.lookup_keys: list[int] = []
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
+        self.lookup_tokens: list[int] = []
+        """Rows for which a need's expert is computed; filled where the selector reroutes, else they are the need's."""
 
     # ---- calls of the driver (those about transfers: sim.transfers)
 
@@ -151,7 +164,7 @@ class Controller(Transfers):
         site, keys = gate.site, gate.keys
         if self._trims or self._outside:
             self._tidy()
-        self._masks.pop(site, None)
+        unmasked = self._masks.pop(site, None)
         self._is_stale = True
         if self._plain and len(keys) <= self._always_fit:
             self._pins = self.admitted = keys
@@ -167,7 +180,7 @@ class Controller(Transfers):
             self.lookup_keys.extend(keys)
             self.lookup_outcomes.extend(outcomes)
         else:
-            outcomes, waits = self._gate_in_full(gate)
+            outcomes, waits = self._gate_in_full(gate, unmasked)
         if self._has_extras:
             self._do_extras(gate, site)
         else:
@@ -225,18 +238,29 @@ class Controller(Transfers):
         elif self.state[key] > UNUSED:
             self.cache.on_evict(key)
 
-    def _gate_in_full(self, gate: Gate) -> Answer:
+    @property
+    def foreseen(self) -> Sequence[int]:
+        """The experts that were forecast for the site of the gate, best first."""
+        units = self.geometry.units
+        return [key % units for key in self._unmasked]
+
+    def _gate_in_full(self, gate: Gate, unmasked: Iterable[int] | None) -> Answer:
         """Several precisions or places in play, staging, or a union that may not fit."""
-        constant = self.selector.constant
-        wanted = [constant] * len(gate.needs) if constant is not None else self.selector.select(gate, self)
-        self._gate, self._wanted, self.waiting = gate, wanted, len(gate.needs)
+        constant, experts = self.selector.constant, gate.needs
+        self._unmasked = unmasked or ()
+        wanted = [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
+        self._gate = self._served = gate
+        if self._reroutes:
+            serving_now = self._serving_now = serve(gate, wanted, self.geometry)
+            wanted, experts, self._served = serving_now.wanted, serving_now.experts, serving_now.gate
+        self._wanted, self._experts, self.waiting = wanted, experts, len(experts)
         self._pins = []
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
         rows, site = self._rows, gate.site
         staged = self.staging.keys
         if self._prefetches_of[site] or self._cancels_all or staged:
             serving = [self._serving(rows[p][site][expert])
-                       for p, expert in zip(wanted, gate.needs, strict=True) if p != SKIP]  # fmt: skip
+                       for p, expert in zip(wanted, experts, strict=True) if p >= 0]  # fmt: skip
             self._cancel_passed(site, serving)
             for key in [k for k in staged if self.geometry.site_of(k) == site and k not in serving]:
                 self._drop_staged(key)
@@ -244,14 +268,14 @@ class Controller(Transfers):
 
     def _admit(self) -> Answer:
         """Admit waiting needs, in need order, while they fit."""
-        gate = self._gate
+        gate = self._served
         assert gate is not None
-        rows, site, needs, wanted = self._rows, gate.site, gate.needs, self._wanted
+        rows, site, needs, wanted = self._rows, gate.site, self._experts, self._wanted
         slots, pool_pinned = self.slots, self._pool_pinned
         first = len(needs) - self.waiting
         admitted: list[int] = []
         for index in range(first, len(needs)):
-            if wanted[index] == SKIP:
+            if wanted[index] < 0:
                 admitted.append(SKIP)
                 continue
             key = self._serving(rows[wanted[index]][site][needs[index]])
@@ -274,7 +298,7 @@ class Controller(Transfers):
 
     def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
         keys = [key for key in admitted if key != SKIP]
-        asked = [p for p in wanted if p != SKIP]
+        asked = [p for p in wanted if p >= 0]
         state, staged, plane = self.state, self.staging.holds, self.geometry.plane
         outcomes = [FOUND[state[key]] for key in keys]
         waits = None
@@ -284,7 +308,7 @@ class Controller(Transfers):
             if self.payload.whole:
                 waits = self._settle(keys, outcomes)
             else:
-                places = [place for place, p in enumerate(wanted, start=first) if p != SKIP]
+                places = [place for place, p in enumerate(wanted, start=first) if p >= 0]
                 waits = self._settle(keys, outcomes, gate, places)
         if len(self.geometry.precisions) > 1:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
@@ -303,11 +327,24 @@ class Controller(Transfers):
             found = iter(outcomes)
             outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
         self.admitted = admitted
+        if self._reroutes:
+            return self._record_rerouted(outcomes, first), waits
         self.lookup_keys += admitted
         self.lookup_outcomes += outcomes
         if not self._plain:
             self.lookup_wanted += wanted
         return outcomes, waits
+
+    def _record_rerouted(self, outcomes: list[int], first: int) -> list[int]:
+        """Write down an admission in which other experts may serve; its outcomes, as everybody is told them."""
+        serving, last = self._serving_now, first + len(outcomes)
+        assert serving is not None
+        keys, told = serving.looked_up(self.admitted, outcomes, first)
+        self.lookup_keys += keys
+        self.lookup_outcomes += told
+        self.lookup_wanted += serving.told[first:last]
+        self.lookup_tokens += serving.tokens[first:last]
+        return told
 
     def _serving(self, wanted: int) -> int:
         """The key that serves a wanted key now (docs/design.md section 4, step 5)."""

@@ -90,6 +90,7 @@ class Engine:
         self._units = geometry.units
         self._sync_ns, self._issue_ns, self._wake_ns, self._post_ns = (
             host.sync_ns, host.issue_ns, host.wake_ns, host.post_ns)  # fmt: skip
+        self._reroutes = controller.selector.reroutes
         # By key // units, which is precision * sites + site.
         self._one_token_ns = [durations.expert_ns(p, site, 1)
                               for p in range(len(geometry.precisions)) for site in range(geometry.sites)]  # fmt: skip
@@ -353,12 +354,14 @@ class Engine:
         for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
             if outcome == CPU:
                 self._submit(key, row, now)
+            elif key == SKIP:
+                pass
             elif outcome != NOT_COMPUTED:
                 keys.append(key)
                 rows.append(row)
                 if key in waits:
                     awaited[key] = row
-            elif key != SKIP:
+            else:
                 left_out.append(key)
             row += 1
         if self._is_as_ready:
@@ -392,7 +395,9 @@ class Engine:
             self._releases.append((self._free_ns, key))
 
     def _tokens(self, row: int) -> int:
-        """How many rows of the current gate chose the need of this lookup."""
+        """For how many rows of the current gate the need of this lookup is computed."""
+        if self._reroutes:
+            return self.controller.lookup_tokens[row]
         return self._gate.tokens[row - self._gates[-1]]
 
     def _set_release(self, now: int) -> None:

@@ -92,6 +92,8 @@ class Explained:
             f"{row['outcome'].upper()} {at}, for {row['tokens']} token{'s' if row['tokens'] > 1 else ''}; "
             f"{wanted} was wanted, {served} served."
         ]
+        if row["outcome"] != "skip" and row["key"] % run.units != asked.expert:
+            parts.append(f"{run.mechanism('precision')} sent it to expert {row['key'] % run.units}.")
         if row["outcome"] in ("late", "promoted", "miss"):
             parts.append(f"It was there {ms(waited)} later.")
         elif row["outcome"] == "cpu":

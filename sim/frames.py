@@ -78,6 +78,12 @@ class Frames:
         return np.array(self.controller.lookup_outcomes, np.int64)
 
     @cached_property
+    def computed_tokens(self) -> Ints:
+        """Rows for which each lookup's expert is computed on its account: 0 where it comes with another need's."""
+        served = self.controller.lookup_tokens
+        return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
+
+    @cached_property
     def lookups(self) -> pl.DataFrame:
         """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its admission.
 
@@ -241,9 +247,9 @@ def compute_busy_ns(frames: Frames) -> int:
     for step in workload.steps:
         dense = durations.dense_ns(step)
         total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
-    kept = ~np.isin(frames.outcomes, NOT_ON_DEVICE)
+    kept = ~np.isin(frames.outcomes, NOT_ON_DEVICE) & (frames.computed_tokens > 0)
     key = np.array(frames.controller.lookup_keys, np.int64)[kept] // frames.controller.geometry.units
-    kinds, count = np.unique(np.stack([key, workload.needs.tokens[kept]]), axis=1, return_counts=True)
+    kinds, count = np.unique(np.stack([key, frames.computed_tokens[kept]]), axis=1, return_counts=True)
     sites = frames.controller.geometry.sites
     for (variant, tokens), times in zip(kinds.T.tolist(), count.tolist(), strict=True):
         total += durations.expert_ns(variant // sites, variant % sites, tokens) * times

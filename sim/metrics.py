@@ -67,7 +67,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "bytes": frames.traffic.bytes_by_link(),
         "link_utilisation": {link: ns / makespan if makespan else 0.0 for link, ns in frames.traffic.busy_ns().items()},
         "peak_bytes": _peak_bytes(run),
-        "quality_proxy": _quality(decode, geometry.precisions),
+        "quality_proxy": _quality(decode, geometry),
         "bounds": {
             "compute_s": seconds(bounds.compute_ns),
             "link_s": seconds(bounds.link_ns),
@@ -209,16 +209,19 @@ def _prefetch(frames: Frames) -> dict[str, int]:
             "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
 
 
-def _quality(lookups: pl.DataFrame, precisions: Sequence[str]) -> dict[str, float | None]:
-    """Share of needs, and of gate weight, served below the highest precision or not at all."""
+def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | None]:
+    """Share of needs, and of gate weight, served below the highest precision, not at all, or by another expert."""
     total, mass = len(lookups), float(lookups["weight"].sum())
-    low = lookups.filter(pl.col("served").is_in(precisions[1:]))
-    skipped = lookups.filter(pl.col("outcome") == "skip")
+    is_skipped = pl.col("outcome") == "skip"
+    kinds = {
+        "low": lookups.filter(pl.col("served").is_in(geometry.precisions[1:])),
+        "skip": lookups.filter(is_skipped),
+        "reroute": lookups.filter(~is_skipped & (pl.col("key") % geometry.units != pl.col("expert"))),
+    }
     if not total or not mass:
-        return dict.fromkeys(("low_share", "skip_share", "low_mass", "skip_mass"))
-    return {"low_share": len(low) / total, "skip_share": len(skipped) / total,
-            "low_mass": float(low["weight"].sum()) / mass,
-            "skip_mass": float(skipped["weight"].sum()) / mass}  # fmt: skip
+        return {f"{kind}_{what}": None for what in ("share", "mass") for kind in kinds}
+    shares: dict[str, float | None] = {f"{kind}_share": len(rows) / total for kind, rows in kinds.items()}
+    return shares | {f"{kind}_mass": float(rows["weight"].sum()) / mass for kind, rows in kinds.items()}
 
 
 def _contracts(run: Run) -> dict[str, Any]:

@@ -114,8 +114,10 @@ def answer(summary: Summary) -> str:
     )
     quality = summary["quality_proxy"]
     lossy = ""
-    if quality["low_share"] or quality["skip_share"]:
+    if quality["low_share"] or quality["skip_share"] or quality["reroute_share"]:
         lossy = f"; lossy: {quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
+    if quality["reroute_share"]:
+        lossy += f", {quality['reroute_share']:.1%} served by other experts"
     share = summary["budget"]["resident_share"]
     label = _label(summary)
     note = f" [{label}]" if label else ""

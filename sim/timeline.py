@@ -81,7 +81,8 @@ def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int]
     """
     record, workload, durations = frames.record, frames.workload, frames.durations
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
-    rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
+    rows = lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
     units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
     tick = 0
     for step in workload.steps[:steps]:
@@ -92,10 +93,10 @@ def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int]
             yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
             for row in _in_order(rows.get(tick, []), wait):
                 start = _after_idle(idle, now)
-                now = start + durations.expert_ns(row["key"] // units // sites, site, row["tokens"])
+                now = start + durations.expert_ns(row["key"] // units // sites, site, row["computed"])
                 starts[row["key"], row["gate_ns"]] = start
-                yield _slice(COMPUTE_TRACK, f"expert {row['expert']}", start, now, site=site, outcome=row["outcome"],
-                             precision=row["served"], tokens=row["tokens"])  # fmt: skip
+                yield _slice(COMPUTE_TRACK, f"expert {row['key'] % units}", start, now, site=site,
+                             outcome=row["outcome"], precision=row["served"], tokens=row["computed"])  # fmt: skip
             tick += 1
         end = record.step_end_ns[step.index]
         yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
@@ -110,7 +111,7 @@ def _after_idle(idle: Mapping[int, int], now: int) -> int:
 
 def _in_order(rows: list[Event], wait: str) -> list[Event]:
     """The needs of one gate that the device computed, in the order of their computation."""
-    served = [row for row in rows if row["outcome"] not in ("skip", "cpu")]
+    served = [row for row in rows if row["outcome"] not in ("skip", "cpu") and row["computed"]]
     return sorted(served, key=lambda row: row["ready_ns"]) if wait == "as_ready" else served
 
 
@@ -133,12 +134,13 @@ def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
 def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
     """What the CPU computed: each need ends when its result is back."""
     units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
-    shown = frames.lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
+    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
+    shown = lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
     for row in shown.iter_rows(named=True):
         variant = row["key"] // units
-        duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["tokens"])
-        yield _slice(CPU_TRACK, f"expert {row['expert']}", row["ready_ns"] - duration, row["ready_ns"],
-                     site=row["site"], precision=row["served"], tokens=row["tokens"])  # fmt: skip
+        duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["computed"])
+        yield _slice(CPU_TRACK, f"expert {row['key'] % units}", row["ready_ns"] - duration, row["ready_ns"],
+                     site=row["site"], precision=row["served"], tokens=row["computed"])  # fmt: skip
 
 
 def _services(frames: Frames, until_ns: int) -> Iterator[Event]:

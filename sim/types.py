@@ -11,6 +11,13 @@ from enum import IntEnum
 
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
+REROUTE = -2
+"""Of what a selector permits: that another expert serves. Its answer then names which (`rerouted`)."""
+
+
+def rerouted(expert: int, precision: int, precisions: int) -> int:
+    """A selector's answer that another expert serves, at one of so many precisions."""
+    return (expert + 1) * precisions + precision
 
 
 class Outcome(IntEnum):

@@ -85,6 +85,9 @@ class Resident(Protocol):
 
     def has(self, precision: int, site: int, expert: int) -> bool: ...
     def expert_of(self, key: int) -> int: ...
+    @property
+    def foreseen(self) -> Sequence[int]:
+        """The experts last forecast for the site of the gate, best first; () where there were none."""
 
 
 class Queued(Protocol):
@@ -142,15 +145,21 @@ class CachePolicy(Protocol):
 
 
 class PrecisionSelector(Protocol):
-    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP."""
+    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP; of a gate's needs also
+    another expert that serves instead (`sim.types.rerouted`).
+    """
 
     precisions: tuple[str, ...]
     """Names of the precisions it may answer, highest first."""
     constant: int | None
     """The precision it always answers, if it does: the controller then never asks."""
+    reroutes: bool
+    """It may answer with another expert."""
 
     def permitted(self, score: float) -> tuple[int, ...]:
-        """Every answer ``select`` may give for an expert of this score, SKIP included (for proven bounds)."""
+        """Every answer ``select`` may give for an expert of this score, SKIP included, and REROUTE for any other expert
+        (for proven bounds).
+        """
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
 

@@ -16,6 +16,7 @@ class Fixed:
     """Every expert at one precision."""
 
     constant: int | None = 0
+    reroutes = False
 
     def __init__(self, precision: str) -> None:
         self.precisions: tuple[str, ...] = (precision,)
@@ -39,6 +40,7 @@ class ScoreThreshold:
     """
 
     constant: int | None = None
+    reroutes = False
 
     def __init__(self, high: str, low: str, low_above: float | None, skip_above: float | None,
                  quantiles: Sequence[float] | None = None) -> None:  # fmt: skip
@@ -104,6 +106,7 @@ class SkipLight:
     """
 
     constant: int | None = None
+    reroutes = False
 
     def __init__(self, precision: str, skip_above: float | None, quantile: float | None = None) -> None:
         self.precisions: tuple[str, ...] = (precision,)
@@ -136,6 +139,7 @@ class PerExpert:
     """
 
     constant: int | None = None
+    reroutes = False
 
     def __init__(self, high: str, low: str, low_share: float = 0.0,
                  table: Sequence[Sequence[str]] | None = None) -> None:  # fmt: skip
@@ -192,6 +196,7 @@ class LowForFew:
     """
 
     constant: int | None = None
+    reroutes = False
 
     def __init__(self, high: str, low: str, low_share: float, low_if_absent: bool = False) -> None:
         self.precisions = _pair(high, low)

@@ -44,7 +44,7 @@ class LRU(Pooled):
                 pop(key, None)
                 order[key] = None
             return
-        if self._by_rows:
+        if self._by_rows and len(gate.experts) > 1:
             keys = self._by_last_row(keys, gate)
         for key in keys:
             order = self._orders[self._pool_of[key]]

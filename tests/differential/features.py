@@ -14,6 +14,7 @@ import numpy as np
 from differential.scenario import (
     Batching,
     Cache,
+    Fixed,
     Host,
     Link,
     Need,
@@ -22,6 +23,7 @@ from differential.scenario import (
     Prediction,
     RamTier,
     Request,
+    Reroute,
     Routed,
     Row,
     Scenario,
@@ -59,16 +61,19 @@ FEATURES = (
     "prefill_chunk",
     "arrivals",
     "recency_rows",
+    "reroute",
+    "forecast_routes",
 )
 
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
-LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue"}
+LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes"}
 CONFLICTS = (
     ("chunks", {"engines", "write_back"}),
     ("write_back", {"staging", "refusals", "partial", "after_batch"}),
     ("claim_at_queue", {"staging", "refusals", "partial"}),
     ("dense", {"encoder_decoder"}),
-    ("partial", COMPOSED),
+    ("partial", COMPOSED | {"reroute", "forecast_routes"}),
+    ("reroute", {"forecast_routes"}),
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
     ("static", {"continuous"}),
     ("three_hops", {"two_hops"}),
@@ -115,7 +120,7 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
 def _suits(scenario: Scenario, names: set[str]) -> bool:
     """Whether the features can matter in this scenario, and are not refused in it."""
     return (scenario.sites > 1 or not names & ({"dense", "encoder_decoder"} | LOOKS_AHEAD)) and (
-        scenario.precisions == 1 or "partial" not in names
+        scenario.precisions == 1 or not names & {"partial", "forecast_routes"}
     )
 
 
@@ -384,6 +389,24 @@ def _cpu(draw: Draw, scenario: Scenario) -> Scenario:
     return replace(scenario, placement=placement)
 
 
+def _without_future(scenario: Scenario) -> Scenario:
+    """Belady looks forward along what routers choose."""
+    return replace(scenario, cache=Cache("lru")) if scenario.cache.name == "belady" else scenario
+
+
+def _reroute(draw: Draw, scenario: Scenario) -> Scenario:
+    """Some experts are served by others, often the same ones, at any precision."""
+    share = float(draw.rng.choice([0.3, 0.6, 1.0]))
+    hubs = [draw.between(0, scenario.experts - 1) for _ in range(draw.between(1, 3))]
+    instead = tuple(
+        ((site, expert), (hubs[draw.between(0, len(hubs) - 1)], draw.between(0, scenario.precisions - 1)))
+        for site in range(scenario.sites)
+        for expert in range(scenario.experts)
+        if draw.coin(share)
+    )
+    return replace(_without_future(scenario), reroute=Reroute(instead))
+
+
 def _host(draw: Draw, scenario: Scenario) -> Scenario:
     times = [draw.below(3, 300) * draw.coin(0.7) for _ in range(4)]
     return replace(scenario, host=Host(*times))
@@ -405,8 +428,10 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "host": _host,
     "prediction_latency": lambda draw, scenario: replace(scenario, prediction_ns=1 + draw.below(5, 4000)),
     "in_order": lambda draw, scenario: _loader(scenario, wait="in_order"),
-    "arrivals": lambda draw, scenario: (
-        replace(scenario, cache=Cache("lru")) if scenario.cache.name == "belady" else scenario
-    ),
+    "arrivals": lambda draw, scenario: _without_future(scenario),
     "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),
+    "reroute": _reroute,
+    "forecast_routes": lambda draw, scenario: replace(
+        _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
+    ),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim import controller
 from sim.batching import Batcher, Part
 from sim.controller import Controller
 from sim.engine import Engine
@@ -16,8 +17,9 @@ from sim.loader import Transfer
 from sim.policies.base import Gate
 from sim.policies.caches import LRU
 from sim.ram import RamTier
+from sim.rerouting import Serving, serve
 from sim.slots import ABSENT, RESIDENT, UNUSED, Slots
-from sim.types import Cause, Outcome
+from sim.types import Cause, Geometry, Outcome
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -68,6 +70,29 @@ def replaced(owner: Any, name: str, value: Any) -> Plant:
 def always(value: Any) -> property:
     """An attribute that stays as it is, whatever is written to it."""
     return property(lambda self: value, lambda self, new: None)
+
+
+# ---- reroutes --------------------------------------------------------------------------------------------------------
+
+
+def served_otherwise(change: Callable[[Serving, Gate], dict[str, Any]]) -> Plant:
+    """Of what the selector's answers mean something is another."""
+
+    def mutant(gate: Gate, answers: Sequence[int], geometry: Geometry) -> Serving:
+        serving = serve(gate, answers, geometry)
+        return replace(serving, **change(serving, gate))
+
+    return replaced(controller, "serve", mutant)
+
+
+def own_rows(serving: Serving, gate: Gate) -> dict[str, Any]:
+    """An expert is computed for the rows of one need, though others join it."""
+    return {"tokens": [rows and own for rows, own in zip(serving.tokens, gate.tokens, strict=True)]}
+
+
+def nobody_joins(serving: Serving, gate: Gate) -> dict[str, Any]:
+    """What is needed twice is asked for twice."""
+    return {"wanted": serving.told, "tokens": gate.tokens}
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------

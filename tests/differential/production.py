@@ -31,8 +31,9 @@ from sim.policies.placements import Load
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.predictors import GateLookahead, NoPrediction
+from sim.policies.reroutes import ForecastRoutes
 from sim.record import Record
-from sim.types import Cause, Geometry, HostCosts, Place, PoolPlan, Route
+from sim.types import REROUTE, Cause, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
 from sim.types import Step as RunStep
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
@@ -78,8 +79,8 @@ class ScenarioGate:
 
     @property
     def experts(self) -> Any:
-        """The rows in rank order, where the scenario has them."""
-        return np.array(self._step.ranks[self.site] if self._step.ranks else [self.needs])
+        """The rows in rank order, where the scenario has them; else as many that all name every need."""
+        return np.array(self._step.ranks[self.site] if self._step.ranks else [self.needs] * self._step.rows)
 
     def forecasts(self, sites: int) -> Sequence[Choice]:
         """Up to the first site that has none."""
@@ -223,6 +224,8 @@ class ScenarioDurations:
 class FixedAt:
     """Every need at one precision of several in play: the project's own ``Fixed`` knows only one."""
 
+    reroutes = False
+
     def __init__(self, precision: int) -> None:
         self.constant, self.precisions = precision, ("high", "low")
 
@@ -231,6 +234,30 @@ class FixedAt:
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
         raise AssertionError("a selector with a constant is never asked")
+
+
+class Rerouting:
+    """The scenario's selector, and for some needs of a gate another expert instead."""
+
+    constant: int | None = None
+    reroutes = True
+
+    def __init__(self, scenario: Scenario, selector: PrecisionSelector) -> None:
+        assert scenario.reroute is not None
+        self._selector, self._instead = selector, dict(scenario.reroute.instead)
+        self._count, self.precisions = scenario.precisions, ("high", "low")[: scenario.precisions]
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        return (*self._selector.permitted(score), REROUTE)
+
+    def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
+        fixed = self._selector.constant
+        plain = self._selector.select(choice, resident) if fixed is None else [fixed] * len(choice.needs)
+        if not hasattr(choice, "tick"):
+            return plain
+        found = [(self._instead.get((choice.site, expert)), answer)
+                 for expert, answer in zip(choice.needs, plain, strict=True)]  # fmt: skip
+        return [answer if to is None else rerouted(*to, self._count) for to, answer in found]
 
 
 class ScenarioPlacement:
@@ -261,6 +288,12 @@ class ScenarioPayload:
 
 
 def _selector(scenario: Scenario) -> PrecisionSelector:
+    if scenario.reroute is None:
+        return _plain_selector(scenario)
+    return ForecastRoutes("high") if scenario.reroute.by_forecast else Rerouting(scenario, _plain_selector(scenario))
+
+
+def _plain_selector(scenario: Scenario) -> PrecisionSelector:
     chosen = scenario.selector
     if isinstance(chosen, Fixed):
         return FixedAt(chosen.precision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from differential.history import History
 from differential.ref_clock import Clock
@@ -12,6 +13,21 @@ from differential.ref_memory import Asked, Staging, Tier, Transfer
 from differential.ref_moves import Moves
 from differential.ref_steps import future
 from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Prediction, Scenario, Step
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A need that is not admitted yet: who serves it for how many rows, at which precision (or SKIP), or that another
+    need brings its expert; `chosen` by the router."""
+
+    need: Need
+    wanted: int
+    chosen: int
+    joins: bool = False
+
+    @property
+    def has_key(self) -> bool:
+        return self.wanted != SKIP and not self.joins
 
 
 class Control(Moves):
@@ -25,7 +41,11 @@ class Control(Moves):
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
         self.step: Step
-        self.waiting: list[tuple[Need, int]] = []
+        self.waiting: list[Waiting] = []
+        self.foretold: dict[int, list[int]] = {}
+        """By site, the experts of its last forecast, best first."""
+        self.instead: dict[int, int] = {}
+        """By expert that the gate's router chose, who serves."""
         self.tick, self.site = -1, 0
         self.last_gate: dict[int, int] = {}
         self.predictions: dict[int, tuple[int, tuple[Prediction, ...]]] = {}
@@ -54,7 +74,7 @@ class Control(Moves):
         for key in list(self.pinned):
             self.unpin(key)
         self.masked.pop(site, None)
-        self.waiting = [(need, self.select(site, need.expert, need.score)) for need in step.needs[site]]
+        self.waiting = self.choose(step, site, self.foretold.pop(site, []))
         serving = self.unadmitted_keys()
         admitted = self.admit()
         self.cancel_stale(serving)
@@ -107,6 +127,40 @@ class Control(Moves):
         if not self.device.holds(key):
             self.device.history.evicted(key)
 
+    def choose(self, step: Step, site: int, foretold: list[int]) -> list[Waiting]:
+        """Step 4: of what one expert serves, its own need or the first brings it for all, at the highest precision."""
+        needs = step.needs[site]
+        answers = self.answers(site, needs, foretold)
+        self.instead = {need.expert: expert for need, (expert, _) in zip(needs, answers, strict=True)}
+        found = []
+        for index, (need, (expert, wanted)) in enumerate(zip(needs, answers, strict=True)):
+            if wanted == SKIP:
+                found.append(Waiting(need, SKIP, need.expert))
+                continue
+            group = [i for i, (other, at) in enumerate(answers) if other == expert and at != SKIP]
+            own = [i for i in group if needs[i].expert == expert]
+            rows = min(step.rows, sum(needs[i].tokens for i in group))
+            served = replace(need, expert=expert, tokens=rows)
+            found.append(Waiting(served, min(answers[i][1] for i in group), need.expert, index != [*own, *group][0]))
+        return found
+
+    def answers(self, site: int, needs: tuple[Need, ...], foretold: list[int]) -> list[tuple[int, int]]:
+        """Of each need who serves it, at which precision (or SKIP)."""
+        plain = [(need.expert, self.select(site, need.expert, need.score)) for need in needs]
+        rule = self.scenario.reroute
+        if rule is None:
+            return plain
+        if not rule.by_forecast:
+            table = dict(rule.instead)
+            return [table.get((site, expert), (expert, wanted)) for expert, wanted in plain]
+        counted = foretold[: len(needs)]
+        if not counted:
+            return [(expert, 0) for expert, _ in plain]
+        turns = [expert for expert in counted if expert not in [need.expert for need in needs]]
+        while len(turns) < len(needs):
+            turns += counted
+        return [(need.expert if need.expert in counted else turns.pop(0), 0) for need in needs]
+
     def select(self, site: int, expert: int, score: float) -> int:
         """The wanted precision, or SKIP."""
         selector = self.scenario.selector
@@ -133,20 +187,20 @@ class Control(Moves):
         return own
 
     def unadmitted_keys(self) -> set[Key]:
-        return {self.serving(wanted, self.site, need.expert) for need, wanted in self.waiting if wanted != SKIP}
+        return {self.serving(one.wanted, self.site, one.need.expert) for one in self.waiting if one.has_key}
 
     def admit(self) -> list[Asked]:
         """Step 6: needs come in, in need order, until one does not fit beside what is pinned."""
         admitted = []
         while self.waiting:
-            need, wanted = self.waiting[0]
-            skipped = wanted == SKIP
-            key = (SKIP, self.site, need.expert) if skipped else self.serving(wanted, self.site, need.expert)
-            if not skipped and not self.fits(key):
+            one = self.waiting[0]
+            need, wanted = one.need, one.wanted
+            key = self.serving(wanted, self.site, need.expert) if one.has_key else (wanted, self.site, need.expert)
+            if one.has_key and not self.fits(key):
                 break
             self.waiting.pop(0)
-            admitted.append(Asked(need, wanted, key, self.tick, self.clock.now))
-            if not skipped:
+            admitted.append(Asked(need, wanted, key, self.tick, self.clock.now, one.chosen, one.joins))
+            if one.has_key:
                 self.pinned[key] = None
         self.lookups += admitted
         return admitted
@@ -184,13 +238,20 @@ class Control(Moves):
             if one.wanted == SKIP:
                 one.outcome = "skip"
                 continue
+            if one.joins:
+                one.outcome = "reroute"
+                continue
             if one.key in self.staging.staged and not self.is_partial(one.key):
                 staged.append(one.key)
             one.outcome = self.outcome(one)
             if one.outcome == "miss" and one.transfer:
                 told.append(one.key)
-        asked = [one for one in admitted if one.wanted != SKIP]
-        ranks = self.step.ranks[self.site] if self.step.ranks else None
+            if one.outcome in ("hit", "high_for_low", "low_for_high") and one.need.expert != one.chosen:
+                one.outcome = "reroute"
+        asked = [one for one in admitted if one.wanted != SKIP and not one.joins]
+        ranks = None
+        if self.step.ranks:
+            ranks = [[self.instead.get(expert, expert) for expert in row] for row in self.step.ranks[self.site]]
         self.device.history.requested(asked, self.step.token, self.site, ranks)
         if self.ram:
             self.ram.history.asked_for(told)
@@ -271,6 +332,7 @@ class Control(Moves):
             first = False
             foreseen = self.foreseen(site + ahead, forecast)
             self.masked[site + ahead] = {key for key, _ in foreseen}
+            self.foretold[site + ahead] = [key[2] for key, _ in foreseen]
             all_there = all(self.is_there(key) for key, _ in foreseen)
             told = []
             for key, one in foreseen:

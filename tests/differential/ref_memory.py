@@ -60,7 +60,8 @@ class Transfer:
 class Asked:
     """A need of a gate, as it was looked up: what serves it, and the transfer that it waits for, if any.
 
-    The selector's skip has no key of its own; `wanted` is SKIP, and so is the key's precision.
+    The selector's skip has no key of its own; `wanted` is SKIP, and so is the key's precision. `need` names the expert
+    that serves and the rows that it serves; `chosen` is the router's. What `joins` is served by another need's.
     """
 
     need: Need
@@ -68,6 +69,8 @@ class Asked:
     key: Key
     tick: int
     lookup_ns: int
+    chosen: int = -1
+    joins: bool = False
     outcome: str = ""
     transfer: Transfer | None = None
     ready_ns: int | None = None

@@ -199,7 +199,7 @@ class Reference:
 
     def start(self, admitted: list[Asked]) -> None:
         """Set to work what one call admitted; what the placement leaves out has ended at once."""
-        own = [one for one in admitted if one.outcome not in ("skip", "cpu")]
+        own = [one for one in admitted if one.outcome not in ("skip", "cpu") and not one.joins]
         self.unfinished += len(own)
         if self.loader.wait == "wait_all":
             self.batches += [own] if own else []
@@ -225,7 +225,7 @@ class Reference:
 
     def has_come(self, one: Asked) -> None:
         one.ready_ns = self.now
-        if self.loader.wait == "as_ready" and one.outcome != "skip":
+        if self.loader.wait == "as_ready" and one.outcome != "skip" and not one.joins:
             self.batches.append([one])
 
     def next_batch(self) -> list[Asked] | None:

@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["demand", "prefetch", "dense"]
 Cause = Literal["transfer", "dense", "cpu_join", "no_request", "host"]
 
-OUTCOMES = ("hit", "high_for_low", "low_for_high", "late", "promoted", "miss", "cpu", "skip")
+OUTCOMES = ("hit", "high_for_low", "low_for_high", "late", "promoted", "miss", "cpu", "skip", "reroute")
 PREFETCH_OUTCOMES = (
     "queued",
     "started",
@@ -50,7 +50,8 @@ class GateRow:
 
 @dataclass(frozen=True)
 class LookupRow:
-    """A need. The selector's skip has key and wanted -1, the placement's has its own. `ready_ns`: when its transfer (or
+    """A need; the key is the serving expert's, of one that joins another need what was wanted. The selector's skip has
+    key and wanted -1, the placement's has its own. `ready_ns`: when its transfer (or
     the rest of a partial move) had arrived, the CPU's result was back, or else `lookup_ns`."""
 
     tick: int

@@ -87,6 +87,17 @@ class Thresholds:
     skip_above: float
 
 
+@dataclass(frozen=True)
+class Reroute:
+    """Who serves instead: of (site, expert) the (expert, precision) in `instead`; of the others what the selector says.
+
+    `by_forecast`: what was forecast for the site serves (one precision only); `instead` is empty then.
+    """
+
+    instead: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    by_forecast: bool = False
+
+
 Place: TypeAlias = Literal["load", "cpu", "skip"]
 
 
@@ -272,6 +283,7 @@ class Scenario:
     refuse_demand: frozenset[int] = frozenset()
     refuse_prefetch: frozenset[int] = frozenset()
     placement: Placement | None = None
+    reroute: Reroute | None = None
     dense_bytes: tuple[int, ...] = ()
     host: Host = Host()
     prediction_ns: int = 0

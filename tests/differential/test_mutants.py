@@ -127,6 +127,12 @@ MUTANTS = {
     "chunks for each prompt": Mutant(mutants.chunks_for_each_prompt, "prefill_chunk"),  # 1
     "arrivals after composing": Mutant(mutants.arrivals_after_composing, "arrivals", change=arriving_at_ends),  # 2
     "recency by need order": Mutant(replaced(LRU, "_by_last_row", lambda lru, keys, gate: keys), "recency_rows"),  # 1
+    "rows of what joins forgotten": Mutant(mutants.served_otherwise(mutants.own_rows), "reroute"),  # 1
+    "one expert asked for twice": Mutant(mutants.served_otherwise(mutants.nobody_joins), "reroute"),  # 1
+    "the worst forecast serves": Mutant(
+        replaced(Controller, "foreseen", property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1])),
+        "forecast_routes",
+    ),  # 1
 }
 
 

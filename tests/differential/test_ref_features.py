@@ -72,6 +72,8 @@ SHOWS: dict[str, Shows] = {
     "prefill_chunk": lambda scenario, timeline: len(timeline.steps) > 1,
     "arrivals": lambda scenario, timeline: any(request.arrival_ns for request in scenario.requests),
     "recency_rows": lambda scenario, timeline: scenario.cache.recency == "rows",
+    "reroute": without(reroute=None),
+    "forecast_routes": lambda scenario, timeline: any(row.outcome == "reroute" for row in timeline.lookups),
 }
 
 
@@ -122,6 +124,7 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
         assert loader.dense_slots < max(1, scenario.sites)
         assert not loader.dense_slots or len(scenario.dense_bytes) == scenario.sites
         batching = scenario.batching
+        assert not (scenario.reroute and (scenario.moves_partially or scenario.cache.name == "belady"))
         assert not (batching and batching.prefill_chunk and batching.encoder_sites)
         assert not (scenario.cache.name == "belady" and any(request.arrival_ns for request in scenario.requests))
 

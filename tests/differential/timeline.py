@@ -17,6 +17,7 @@ def check(scenario: Scenario, timeline: Timeline) -> None:
     _check_transfers(scenario, timeline)
     _check_slots(scenario, timeline)
     _check_ram(scenario, timeline)
+    _check_servings(scenario, timeline)
     _check_counts(timeline)
     _check_idle(timeline)
 
@@ -47,7 +48,10 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
                 if look.key == SKIP:
                     assert (look.outcome, look.wanted) == ("skip", SKIP)
                 else:
-                    assert scenario.unpack(look.key)[1:] == (site, need.expert)
+                    at, expert = scenario.unpack(look.key)[1:]
+                    assert at == site
+                    assert expert == need.expert or scenario.reroute
+                    assert expert != need.expert or look.outcome != "reroute"
                 if look.outcome in ("late", "promoted", "miss"):
                     assert (look.key, look.ready_ns) in landed
                 elif look.outcome == "cpu":
@@ -224,6 +228,15 @@ def _check_ram(scenario: Scenario, timeline: Timeline) -> None:
     rests = -sum(count for count in found.values() if count < 0)
     assert rests <= timeline.prefetch["late"]
     assert all(inside for (_, inside), count in found.items() if count < 0)
+
+
+def _check_servings(scenario: Scenario, timeline: Timeline) -> None:
+    """At a gate one need at most brings an expert; only others that it serves may name it, too."""
+    brought: Counter[tuple[int, int]] = Counter()
+    for look in timeline.lookups:
+        if look.key != SKIP and look.outcome != "reroute":
+            brought[look.tick, scenario.unpack(look.key)[2]] += 1
+    assert not brought or max(brought.values()) == 1
 
 
 def _check_counts(timeline: Timeline) -> None:

@@ -257,7 +257,7 @@ def roomy(scenario: Scenario) -> Scenario:
     loader = replace(scenario.loader, lookahead=0, low_for_high=False)
     return replace(
         scenario, pools=pools, selector=Fixed(0), loader=loader, placement=None, refuse_demand=frozenset(),
-        refuse_prefetch=frozenset(), steps=tuple(map(whole, scenario.steps)),
+        refuse_prefetch=frozenset(), reroute=None, steps=tuple(map(whole, scenario.steps)),
     )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def test_a_forecast_that_is_always_wrong_never_settles_a_prefetch_as_used(ties: 
     """The forecast names experts that no gate needs; where steps are composed, of rows that all foresee such."""
     started = 0
     for scenario in scenarios(ties):
-        timeline = production_rows.run(misled(scenario))
+        timeline = production_rows.run(misled(replace(scenario, reroute=None)))
         assert timeline.prefetch["used"] == timeline.prefetch["late"] == timeline.prefetch["promoted"] == 0
         started += timeline.prefetch["started"]
     assert started > 100

@@ -33,7 +33,7 @@ from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
 from sim.synthesis import synthesize
 from sim.trace import ModelShape
-from sim.types import SKIP, Cause, Geometry, Outcome, Place
+from sim.types import REROUTE, SKIP, Cause, Geometry, Outcome, Place
 from sim.workload import StepGate, Workload
 
 CONF = ROOT / "conf"
@@ -261,21 +261,40 @@ SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
 
 
 @settings(max_examples=60, deadline=None)
-@given(scores=st.lists(SCORES, max_size=6), resident=st.frozensets(st.tuples(st.integers(0, 1), st.integers(0, 5))))
+@given(
+    scores=st.lists(SCORES, max_size=6),
+    resident=st.frozensets(st.tuples(st.integers(0, 1), st.integers(0, 5))),
+    foreseen=st.lists(st.integers(0, 9), max_size=6, unique=True),
+    is_gate=st.booleans(),
+)
 @each("precision")
 def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
-    make_policy: Make, scores: list[float], resident: frozenset[tuple[int, int]]
+    make_policy: Make,
+    scores: list[float],
+    resident: frozenset[tuple[int, int]],
+    foreseen: list[int],
+    is_gate: bool,
 ) -> None:
+    """Only the needs of a gate are sent to other experts, and to those that there are."""
     selector = make_policy()
     choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores,
-                             experts=np.arange(len(scores))[None])  # fmt: skip
-    held = SimpleNamespace(has=lambda precision, site, expert: site == 1 and (precision, expert) in resident)
+                             experts=np.arange(len(scores))[None], **({"tick": 3} if is_gate else {}))  # fmt: skip
+    held = SimpleNamespace(
+        has=lambda precision, site, expert: site == 1 and (precision, expert) in resident, foreseen=foreseen
+    )
     answers = unchanged(selector, lambda: list(selector.select(choice, held)))
     permitted = [unchanged(selector, partial(selector.permitted, score)) for score in scores]
+    precisions = len(selector.precisions)
     assert len(answers) == len(scores)
     for answer, allowed in zip(answers, permitted, strict=True):
-        assert answer in allowed
-        assert set(allowed) <= {SKIP, *range(len(selector.precisions))}
+        assert set(allowed) <= {SKIP, *range(precisions)} | {REROUTE for _ in range(selector.reroutes)}
+        if answer < precisions:
+            assert answer in allowed
+        else:
+            assert is_gate
+            assert REROUTE in allowed
+            assert answer % precisions in allowed
+            assert answer // precisions <= 10
     if selector.constant is not None:
         assert set(answers) <= {selector.constant}
         assert set(permitted) <= {(selector.constant,)}

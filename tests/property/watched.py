@@ -14,15 +14,15 @@ from typing import Any
 from differential import production_rows
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload
-from differential.rows import Timeline
-from differential.scenario import Scenario, Step, random_scenario
+from differential.rows import LookupRow, Timeline
+from differential.scenario import Need, Scenario, Step, random_scenario
 from sim.calls import KINDS
 from sim.controller import Controller
 from sim.engine import simulate
 from sim.policies.base import CachePolicy
 from sim.record import Record
 from sim.slots import IN_FLIGHT, RESIDENT, UNUSED, Slots
-from sim.types import SKIP, Cause, Place
+from sim.types import REROUTE, SKIP, Cause, Place
 
 MIXTURES, PLAIN = 30, 40
 """How many of these scenarios, with ties and without; one of each feature."""
@@ -145,8 +145,11 @@ class Watch:
             answers = [*select(choice, resident)]
             assert answers == [*select(choice, resident)]
             for answer, score in zip(answers, choice.scores, strict=True):
-                assert answer in selector.permitted(score) or self.scenario.selector.low_above < 0  # type: ignore[union-attr]
-                assert answer == SKIP or 0 <= answer < len(selector.precisions)
+                sent = answer >= len(selector.precisions)
+                assert not sent or (selector.reroutes and hasattr(choice, "tick"))
+                permitted = selector.permitted(score)
+                assert (REROUTE if sent else answer) in permitted or self.scenario.selector.low_above < 0  # type: ignore[union-attr]
+                assert answer >= SKIP
             return answers
 
         def placing(gate: Any, keys: Sequence[int], resident: Any, queued: Any) -> Sequence[int]:
@@ -260,13 +263,21 @@ class Done:
 
     @property
     def computing_ns(self) -> int:
-        """All work of the compute stream, from the steps and what served each need."""
-        needs = [need for step in self.steps for site in step.sites for need in step.needs[site]]
-        experts = sum(
-            self.scenario.expert_ns(self.scenario.unpack(row.key)[0], need.tokens)
-            for row, need in zip(self.timeline.lookups, needs, strict=True)
-            if row.outcome not in ("skip", "cpu")
-        )
+        """All work of the compute stream, from the steps and what served each need: an expert once a gate."""
+        experts, rows = 0, iter(self.timeline.lookups)
+        for step in self.steps:
+            for site in step.sites:
+                served: dict[int, list[tuple[LookupRow, Need]]] = {}
+                for need in step.needs[site]:
+                    row = next(rows)
+                    if row.key != SKIP:
+                        served.setdefault(self.scenario.unpack(row.key)[2], []).append((row, need))
+                for expert, group in served.items():
+                    own = [row for row, need in group if need.expert == expert]
+                    row = [*own, group[0][0]][0]
+                    tokens = min(step.rows, sum(need.tokens for _, need in group))
+                    if row.outcome not in ("skip", "cpu"):
+                        experts += self.scenario.expert_ns(self.scenario.unpack(row.key)[0], tokens)
         return experts + sum(sum(step.dense_ns[s] for s in step.sites) + step.tail_ns for step in self.steps)
 
     @property

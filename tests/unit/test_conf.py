@@ -150,8 +150,8 @@ def test_every_part_of_every_system_can_be_swapped(
 
 def refused_together(cfg: DictConfig) -> str | None:
     """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the refusal says."""
-    several = cfg.precision.keys() >= {"high", "low"}
-    if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or "skip_above" in cfg.precision):
+    several, sends = cfg.precision.keys() >= {"high", "low"}, cfg.precision._target_.endswith(".ForecastRoutes")
+    if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or sends or "skip_above" in cfg.precision):
         return "cache=belady needs one precision"
     if not cfg.loader.staging_slots:
         if not instantiate(cfg.cache, _convert_="all").admits_all:
@@ -160,6 +160,8 @@ def refused_together(cfg: DictConfig) -> str | None:
             return r"partial moves land in staging: set loader\.staging_slots >= 1"
     elif several and not cfg.payload._target_.endswith(".Whole"):
         return "partial moves need one precision, got .*; choose a fixed one"
+    if sends and not cfg.payload._target_.endswith(".Whole"):
+        return "what another expert would move in part is not known: choose payload=whole"
     return None
 
 

@@ -184,7 +184,7 @@ def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool
 @BOTH_TIES
 def test_the_features_have_what_costs_them_events(ties: bool) -> None:
     """The counts above are not zeros."""
-    costly = ("engines", "cut_through", "chunks", "cpu", "prediction_latency")
+    costly = ("engines", "cut_through", "chunks", "cpu", "prediction_latency", "arrivals")
     runs = [run(name, seed, ties) for name in costly for seed in range(4)]
     runs += [run("mixture", seed, ties) for seed in range(30)]
     assert sum(ran.changes_of_shared_rates for ran in runs) > 100
