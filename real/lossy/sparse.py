@@ -20,21 +20,28 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from real.experts_swap import ExpertForm, StackedForm, Tensors
+from real.experts_swap import ExpertForm, Tensors
 from real.lossy.mixture import Forward
 
 WHERE = ("gate", "up", "down")
 
 
 def require_gated(form: ExpertForm) -> None:
-    """Raise ValueError unless the experts are gate, up and down, plain, so that their channels can be told apart."""
-    names = set(form.matrices(form.tensors(0)))
-    is_plain = isinstance(form, StackedForm) and form._apply_gate is None and form._norm is None
-    if names != {"gate", "up", "down"} or not is_plain:
-        raise ValueError(
-            f"{form.layer.name}: {type(form.layer.experts).__name__} has {', '.join(sorted(names))}; channels are left "
-            f"out of experts that are act(gate) * up, then down, without biases or norms"
-        )
+    """Raise ValueError unless an expert is act(gate) * up, then down, which is tried on a few rows."""
+    tensors = form.tensors(0)
+    names = set(form.matrices(tensors))
+    if names == {"gate", "up", "down"} and hasattr(form.layer.experts, "act_fn"):
+        like = form.matrices(tensors)["up"]
+        draw = torch.Generator().manual_seed(0)
+        hidden = torch.randn(3, like.shape[1], generator=draw).to(like)
+        own, ours = form.forward(tensors, hidden), sparse_output(form, tensors, hidden, "up", 0.0)
+        tolerance = 8 * torch.finfo(like.dtype).eps * float(own.abs().max())
+        if torch.allclose(own, ours, rtol=0, atol=tolerance):
+            return
+    raise ValueError(
+        f"{form.layer.name}: {type(form.layer.experts).__name__} has {', '.join(sorted(names))}; channels are left out "
+        f"of experts that are act(gate) * up, then down, and nothing else"
+    )
 
 
 def activations(form: ExpertForm, tensors: Tensors, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
