@@ -111,6 +111,7 @@ def is_lossless(run: Run) -> bool:
     """Whether everything that the run may serve is the model as it is stored."""
     selector, placement = run.controller.selector, run.controller.placement
     keeps = all(name in AS_STORED for name in selector.precisions) and selector.constant is not None
+    keeps = keeps and not selector.reroutes
     return keeps and type(placement).__name__ != "SkipAbsent" and not isinstance(run.controller.payload, ActiveShare)
 
 

@@ -1,0 +1,249 @@
+"""``python -m sim.pareto PATH... [measure=divergence] [output_dir=DIR]``: speed and quality on one front.
+
+A PATH is what ``python -m real.quality`` wrote (quality with its simulated speed), or a run of ``python -m sim`` or a
+study (speed alone), in any mixture. A run is joined to the quality of the same system, trace, model, machine and
+budget. What serves every need as the model is stored is *lossless*: nothing is lost, by construction. A lossy run whose
+quality nobody measured is shown so, and is on no front. ``measure``: ``divergence`` (KL, nats a token) or ``increase``
+(of perplexity, as a share).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+AS_STORED = ("fp32", "fp16", "bf16")
+MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
+LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
+KEYS = ("system", "trace", "model", "hardware", "resident_share")
+"""What a run and a quality must have in common to be joined."""
+WIDTH = 118
+OWN = ("measure", "output_dir")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration: decoded tokens a second (more is better) and what is lost (less is better; None: not known).
+
+    Intervals are 95 %, None where there is none. ``loop`` says in which loop the quality was measured.
+    """
+
+    key: tuple[str, str, str, str, float]
+    speed: float
+    speed_interval: tuple[float, float] | None
+    loss: float | None
+    loss_interval: tuple[float, float] | None
+    quality_class: str
+    loop: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.key[0]}, {self.key[4]:.3g} resident"
+
+
+def quality_class(summary: Mapping[str, Any]) -> str:
+    """Whether a run served every need as the model is stored: at its highest precision, by the chosen expert."""
+    proxy = summary["quality_proxy"]
+    shares = (proxy.get(name, 0.0) for name in ("low_share", "skip_share", "reroute_share"))
+    stored = all(name in AS_STORED for name in summary["budget"]["slots"])
+    return LOSSLESS if stored and not any(shares) else LOSSY
+
+
+def front(speed: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which points no other point beats: none has as much speed and as little loss, and more of either.
+
+    NaN losses are on no front and beat nobody.
+    """
+    known = ~np.isnan(loss)
+    found = np.zeros(len(speed), np.bool_)
+    for i in np.flatnonzero(known):
+        no_worse = known & (speed >= speed[i]) & (loss <= loss[i])
+        found[i] = not (no_worse & ((speed > speed[i]) | (loss < loss[i]))).any()
+    return found
+
+
+def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str, Any]],
+         measure: str = "divergence") -> list[Point]:  # fmt: skip
+    """Points of runs with the quality of the same configuration, where there is one.
+
+    ``qualities`` are rows of quality.json; of one configuration the closed loop's counts. Those without a run of their
+    own bring the speed that was simulated with them. Raise ValueError for an unknown measure.
+    """
+    if measure not in MEASURES:
+        raise ValueError(f"unknown measure={measure}; known: {', '.join(MEASURES)}")
+    by_key: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in qualities:
+        key = tuple(row[name] for name in KEYS)
+        if key not in by_key or row["loop"] == "closed":
+            by_key[key] = row
+    points, joined = [], set()
+    for summary in summaries:
+        key = _key_of(summary)
+        row = by_key.get(key)
+        joined.add(key)
+        interval = summary["ci95"]["decode_tokens_per_s"]
+        speed = summary["decode_tokens_per_s"], None if interval is None else tuple(interval)
+        if row is not None:
+            points.append(_point(key, speed, row, measure))
+        else:
+            known = quality_class(summary) == LOSSLESS
+            loss = (0.0, (0.0, 0.0), LOSSLESS) if known else (None, None, UNMEASURED)
+            points.append(Point(key, *speed, *loss))  # type: ignore[arg-type]
+    for key, row in by_key.items():
+        if key not in joined:
+            speed = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
+            points.append(_point(key, speed, row, measure))  # type: ignore[arg-type]
+    return points
+
+
+def _key_of(summary: Mapping[str, Any]) -> tuple[str, str, str, str, float]:
+    return (summary["system"], summary["trace"]["name"], summary["model"], summary["hardware"],
+            summary["budget"]["resident_share"])  # fmt: skip
+
+
+def _point(key: Any, speed: Any, row: Mapping[str, Any], measure: str) -> Point:
+    kind = LOSSLESS if row["divergence"] == 0 else LOSSY
+    return Point(key, *speed, row[measure], _interval(row, measure), kind, row["loop"])
+
+
+def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return None if low is None or high is None else (low, high)
+
+
+def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Summaries of runs, and rows of qualities, in these files and folders. Raise ValueError where there is neither."""
+    summaries: list[dict[str, Any]] = []
+    qualities: list[dict[str, Any]] = []
+    for path in paths:
+        cells = [path] if path.suffix == ".parquet" else sorted(path.glob("cells/*.parquet"))
+        if (path / "quality.json").is_file():
+            qualities += _json(path / "quality.json")["rows"]
+        elif (path / "summary.json").is_file():
+            summaries.append(_json(path / "summary.json"))
+        elif cells and all(cell.is_file() for cell in cells):
+            for cell in cells:
+                table = pl.read_parquet(cell)
+                if "summary" not in table.columns:
+                    raise ValueError(f"{cell} has no column summary: it is no study's")
+                summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
+        else:
+            raise ValueError(
+                f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study or what python -m "
+                f"real.quality wrote"
+            )
+    return summaries, qualities
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); run again") from None
+
+
+def mark(points: Sequence[Point]) -> list[bool]:
+    """Which points are on the front of those that are compared: same trace, model and machine."""
+    marks = [False] * len(points)
+    for group in {point.key[1:4] for point in points}:
+        places = [place for place, point in enumerate(points) if point.key[1:4] == group]
+        speed = np.array([points[place].speed for place in places])
+        loss = np.array([np.nan if (lost := points[place].loss) is None else lost for place in places])
+        for place, is_on in zip(places, front(speed, loss).tolist(), strict=True):
+            marks[place] = is_on
+    return marks
+
+
+def print_points(points: Sequence[Point], measure: str, console: Console) -> None:
+    """Every point with its class and loss beside its speed; the front is marked."""
+    marks = mark(points)
+    surroundings = sorted({", ".join(point.key[1:4]) for point in points})
+    table = Table("front", "system", "resident", "decode tokens/s", MEASURES[measure], "quality",
+                  title="Speed and quality; " + "; ".join(surroundings), title_justify="left",
+                  caption="In brackets: 95 % intervals. Each row of a front is the fastest of its loss.")  # fmt: skip
+    order = sorted(range(len(points)), key=lambda i: (points[i].key[1:4], points[i].loss is None, points[i].loss or 0,
+                                                      -points[i].speed))  # fmt: skip
+    for i in order:
+        point = points[i]
+        loss = "?" if point.loss is None else _with_interval(point.loss, point.loss_interval)
+        kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
+        table.add_row("*" if marks[i] else "", point.key[0], f"{point.key[4]:.3g}",
+                      escape(_with_interval(point.speed, point.speed_interval)), escape(loss), kind)  # fmt: skip
+    console.print(table)
+    on = [points[i].name for i in order if marks[i]]
+    console.print(f"On the front: {'; '.join(on)}.", highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:.3g}" if interval is None else f"{value:.3g} [{interval[0]:.3g}, {interval[1]:.3g}]"
+
+
+def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
+    """``pareto.png`` and ``pareto.svg``: loss against speed, the front joined by a line."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    marks = mark(points)
+    figure, axis = plt.subplots(figsize=(7.5, 4.6), layout="constrained", dpi=130)
+    for group in dict.fromkeys(point.key[1:4] for point in points):
+        known = [(p, on) for p, on in zip(points, marks, strict=True) if p.loss is not None and p.key[1:4] == group]
+        line = sorted((p.loss or 0.0, p.speed) for p, on in known if on)
+        axis.plot(*zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1)
+        for point, on in known:
+            axis.plot(point.loss, point.speed, "o" if on else "x", color="C0" if on else "C1", zorder=2)
+            axis.annotate(point.name, (point.loss or 0.0, point.speed), fontsize=6, xytext=(4, 3),
+                          textcoords="offset points")  # fmt: skip
+    axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
+    axis.set_ylabel("decode tokens/s (simulated)")
+    # 0 must have its place beside losses of very different sizes.
+    axis.set_xscale("symlog", linthresh=1e-4)
+    axis.set_xlim(left=-2e-5)
+    axis.grid(alpha=0.3)
+    axis.set_title("Speed and quality: " + "; ".join(sorted({", ".join(p.key[1:4]) for p in points})), fontsize=8)
+    files = [directory / f"pareto{ending}" for ending in (".png", ".svg")]
+    for file in files:
+        figure.savefig(file)
+    plt.close(figure)
+    return files
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr."""
+    own = {key: text for word in words for key, equals, text in [word.partition("=")] if equals and key in OWN}
+    paths = [Path(word) for word in words if word.partition("=")[0] not in OWN]
+    measure = own.get("measure", "divergence")
+    try:
+        if not paths:
+            raise ValueError("name at least one run, study or quality: python -m sim.pareto outputs/quality ...")
+        summaries, qualities = read(paths)
+        points = join(summaries, qualities, measure)
+        if not points:
+            raise ValueError("there is no finished run among these paths")
+    except (ValueError, KeyError, OSError) as error:
+        print(f"pareto: {error}", file=sys.stderr)
+        return 2
+    console = Console(width=WIDTH)
+    print_points(points, measure, console)
+    if "output_dir" in own:
+        directory = Path(own["output_dir"])
+        directory.mkdir(parents=True, exist_ok=True)
+        files = draw(points, measure, directory)
+        console.print(f"files: {' '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
