@@ -1,0 +1,88 @@
+"""Pinned host memory: one mapping, registered once, out of which everything that is copied to the device is taken.
+
+torch's own pinned allocator rounds every block up to a power of two: 256 experts of 352 MB would take 128 GiB. Pinning
+takes a second for some GiB, so it is done before a run, and never inside.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from real.cuda.runtime import Event, Runtime
+
+PAGE_BYTES = 1 << 21
+"""A huge page, at whose multiple the arena begins."""
+ALIGNMENT = 4096
+"""What unbuffered reads ask of addresses."""
+
+
+class PinnedArena:
+    """``num_bytes`` of pinned memory, given out piece by piece and taken back all at once."""
+
+    def __init__(self, runtime: Runtime, num_bytes: int) -> None:
+        self._runtime = runtime
+        size = max(ALIGNMENT, _up(num_bytes))
+        self._mapping = mmap.mmap(-1, size + PAGE_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        array: Any = np.frombuffer(self._mapping, np.uint8)
+        whole = torch.from_numpy(array)
+        begin = -whole.data_ptr() % PAGE_BYTES
+        self._memory = whole[begin : begin + size]
+        self._taken = 0
+        runtime.register(self._memory)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.numel()
+
+    def take(self, num_bytes: int) -> Tensor:
+        """The next bytes, uint8, aligned for unbuffered reads. Raise ValueError when there are not so many."""
+        if num_bytes > self.num_bytes - self._taken:
+            raise ValueError(
+                f"the arena of {self.num_bytes} B has {self.num_bytes - self._taken} B left, not {num_bytes}"
+            )
+        begin = self._taken
+        self._taken += _up(num_bytes)
+        return self._memory[begin : begin + num_bytes]
+
+    def close(self) -> None:
+        """Unpin it. Copies from it must be over."""
+        self._runtime.unregister(self._memory)
+
+
+class StagingRing:
+    """Equal pinned buffers, used in turn: each is given out again when the copy out of it is over."""
+
+    def __init__(self, runtime: Runtime, arena: PinnedArena, count: int, num_bytes: int) -> None:
+        if count < 1:
+            raise ValueError(f"a ring of {count} buffers holds nothing")
+        self._runtime = runtime
+        self._free: deque[tuple[Tensor, Event | None]] = deque((arena.take(num_bytes), None) for _ in range(count))
+
+    def take(self) -> Tensor:
+        """The buffer that has rested longest, for the host to fill; waits for the copy out of it."""
+        buffer, read = self._free.popleft()
+        if read is not None:
+            self._runtime.synchronize(read)
+        self._runtime.host_writes(buffer)
+        return buffer
+
+    def give_back(self, buffer: Tensor, read: Event) -> None:
+        """``read`` is over when the copy out of it is."""
+        self._free.append((buffer, read))
+
+
+def ring_bytes(count: int, num_bytes: int) -> int:
+    """What a ring takes of an arena."""
+    return count * _up(num_bytes)
+
+
+def _up(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

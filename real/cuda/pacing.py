@@ -1,0 +1,41 @@
+"""Kernels that let time pass on a stream: this GPU and its link stand for slower ones, without the host's jitter.
+
+The clock is ``globaltimer``, in ns; its steps can be as long as a microsecond.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from real.kernels.jit import jit, tl
+
+globaltimer: Any
+try:
+    from triton.language.extra.cuda import globaltimer
+except ImportError:
+    globaltimer = None
+
+
+@jit
+def _stamp_kernel(clock_ptr):
+    tl.store(clock_ptr, globaltimer())
+
+
+@jit
+def _spin_kernel(clock_ptr, due_ns):
+    due = tl.load(clock_ptr) + due_ns
+    now = globaltimer()
+    while now < due:
+        now = globaltimer()
+
+
+def stamp(clock: Tensor) -> None:
+    """Write the time into int64 [1]."""
+    _stamp_kernel[(1,)](clock, num_warps=1)
+
+
+def spin_until(clock: Tensor, due_ns: int) -> None:
+    """Return, on the device, ``due_ns`` after what ``clock`` holds."""
+    _spin_kernel[(1,)](clock, due_ns, num_warps=1)

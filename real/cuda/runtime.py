@@ -1,0 +1,168 @@
+"""Every call that needs a GPU: streams, events, copies, pinned memory, graphs, spinning kernels.
+
+What uses a runtime orders its work by streams and events alone, and says of each piece of work what it reads and
+writes. A GPU does not listen to that; the tests' runtime does, and refuses what is read before it is there or
+overwritten while it is read.
+
+No work ever goes to the legacy default stream, which would wait for all others and hold them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+Stream = Any
+Event = Any
+Graph = Any
+T = TypeVar("T")
+
+
+class RuntimeFailure(RuntimeError):
+    """The GPU, or its driver, has refused something; the message says what and the way out."""
+
+
+class Runtime(Protocol):
+    def stream(self, name: str) -> Stream:
+        """A stream of its own."""
+
+    def event(self, *, timed: bool = False) -> Event: ...
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """The event is over when all that has been given to the stream so far is."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What the stream is given from now on comes after the event. The host does not wait."""
+
+    def synchronize(self, event: Event) -> None:
+        """Return when the event is over."""
+
+    def elapsed_ns(self, first: Event, last: Event) -> int:
+        """Between two timed events that are over."""
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """uint8 on the device. Raise RuntimeFailure if there is not so much."""
+
+    def allocated_bytes(self) -> int:
+        """What is allocated on the device now."""
+
+    def register(self, memory: Tensor) -> None:
+        """Pin host memory, so that it is copied without detour. Raise RuntimeFailure if it cannot be."""
+
+    def unregister(self, memory: Tensor) -> None: ...
+
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the device."""
+
+    def run(self, stream: Stream, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
+            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+        """Give a stream what ``work`` launches."""
+
+    def stamp(self, clock: Tensor, stream: Stream) -> None:
+        """Write the GPU's time into ``clock`` (int64 [1] on the device) when the stream gets there."""
+
+    def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
+        """Hold the stream until ``due_ns`` after the stamp in ``clock``."""
+
+    def capture(self, stream: Stream, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
+                writes: Sequence[Tensor] = ()) -> Graph:  # fmt: skip
+        """What ``work`` launches, as one graph; its addresses are those of now."""
+
+    def replay(self, graph: Graph, stream: Stream) -> None: ...
+
+    def host_writes(self, memory: Tensor) -> None:
+        """Said before the host writes pinned memory that copies may still read."""
+
+
+class CudaRuntime:
+    """The first CUDA device, by way of torch. Raise RuntimeFailure where there is none."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeFailure("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
+        torch.cuda.init()
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def stream(self, name: str) -> Stream:
+        return torch.cuda.Stream(self.device)
+
+    def event(self, *, timed: bool = False) -> Event:
+        return torch.cuda.Event(enable_timing=timed)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        event.record(stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        stream.wait_event(event)
+
+    def synchronize(self, event: Event) -> None:
+        event.synchronize()
+
+    def elapsed_ns(self, first: Event, last: Event) -> int:
+        return round(first.elapsed_time(last) * 1e6)
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise RuntimeFailure(
+                f"the device has {free} B of {total} B free, but {num_bytes} B are needed; lower budget.resident_share "
+                f"or end what else runs there"
+            ) from None
+
+    def allocated_bytes(self) -> int:
+        return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.current", 0))
+
+    def register(self, memory: Tensor) -> None:
+        code = self._cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+        if int(code):
+            raise RuntimeFailure(
+                f"{memory.numel()} B of host memory cannot be pinned (cudaHostRegister: {code}); free host memory, or "
+                f"choose engine.source=direct"
+            )
+
+    def unregister(self, memory: Tensor) -> None:
+        self._cudart.cudaHostUnregister(memory.data_ptr())
+
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def run(self, stream: Stream, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
+            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+        with torch.cuda.stream(stream):
+            return work()
+
+    def stamp(self, clock: Tensor, stream: Stream) -> None:
+        from real.cuda.pacing import stamp
+
+        with torch.cuda.stream(stream):
+            stamp(clock)
+
+    def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
+        from real.cuda.pacing import spin_until
+
+        with torch.cuda.stream(stream):
+            spin_until(clock, due_ns)
+
+    def capture(self, stream: Stream, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
+                writes: Sequence[Tensor] = ()) -> Graph:  # fmt: skip
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            # Kernels are compiled and workspaces taken by a first call, which a capture must not see.
+            work()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                work()
+        return graph
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        with torch.cuda.stream(stream):
+            graph.replay()
+
+    def host_writes(self, memory: Tensor) -> None: ...

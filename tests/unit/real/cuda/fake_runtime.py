@@ -1,0 +1,217 @@
+"""A runtime without a GPU that carries out what it is given at once, and checks that a GPU might have done it later.
+
+Everything given to a stream gets a place in that stream's order. An event carries what is ordered before it, a wait
+hands that on. Before memory is read, its last writes must be ordered before; before it is written, all reads and writes
+of it. What only the luck of timing puts in order is refused.
+
+``strict`` hosts order nothing by waiting: each edge must be one between streams, as if no host ever waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from real.cuda.runtime import RuntimeFailure
+
+T = TypeVar("T")
+Clock = dict[int, int]
+
+
+class OrderError(AssertionError):
+    """A rule of ordering is broken."""
+
+
+@dataclass(eq=False)
+class FakeStream:
+    number: int
+    name: str
+    clock: Clock = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    clock: Clock | None = None
+    time_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Access:
+    """One use of the bytes ``begin .. end``, as the ``nth`` thing of a stream (the host is stream -1)."""
+
+    begin: int
+    end: int
+    stream: int
+    nth: int
+    is_write: bool
+
+
+class FakeRuntime:
+    def __init__(self, capacity_bytes: int = 1 << 30, *, strict: bool = False) -> None:
+        self._strict, self._capacity_bytes = strict, capacity_bytes
+        self._streams: list[FakeStream] = []
+        self._host: Clock = {}
+        self._host_steps = 0
+        self._accesses: list[Access] = []
+        self._pinned: dict[int, int] = {}
+        self._lock = RLock()
+        self.allocated = 0
+        self.time_ns = 0
+        """Of the only clock: it moves by what streams are held."""
+        self.log: list[str] = []
+        self.legacy = FakeStream(0, "legacy")
+
+    # ---- order
+
+    def stream(self, name: str) -> FakeStream:
+        with self._lock:
+            self._streams.append(FakeStream(len(self._streams) + 1, name))
+            return self._streams[-1]
+
+    def event(self, *, timed: bool = False) -> FakeEvent:
+        return FakeEvent()
+
+    def record(self, event: FakeEvent, stream: FakeStream) -> None:
+        with self._lock:
+            self._check_stream(stream)
+            event.clock, event.time_ns = dict(stream.clock), self.time_ns
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        with self._lock:
+            self._check_stream(stream)
+            join(stream.clock, recorded(event))
+
+    def synchronize(self, event: FakeEvent) -> None:
+        with self._lock:
+            clock = recorded(event)
+            if not self._strict:
+                join(self._host, clock)
+
+    def elapsed_ns(self, first: FakeEvent, last: FakeEvent) -> int:
+        return last.time_ns - first.time_ns
+
+    def _check_stream(self, stream: FakeStream) -> None:
+        if stream is self.legacy or stream not in self._streams:
+            raise OrderError(f"stream {stream.name} is not one of the runtime's own")
+
+    # ---- memory
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        with self._lock:
+            if self.allocated + num_bytes > self._capacity_bytes:
+                raise RuntimeFailure(
+                    f"the device has {self._capacity_bytes - self.allocated} B free, but {num_bytes} B are needed"
+                )
+            self.allocated += num_bytes
+            # Whatever lay there before.
+            return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+
+    def allocated_bytes(self) -> int:
+        return self.allocated
+
+    def register(self, memory: Tensor) -> None:
+        self._pinned[memory.data_ptr()] = memory.data_ptr() + memory.numel()
+
+    def unregister(self, memory: Tensor) -> None:
+        del self._pinned[memory.data_ptr()]
+
+    def is_pinned(self, memory: Tensor) -> bool:
+        begin, end = span(memory)
+        return any(first <= begin and end <= last for first, last in self._pinned.items())
+
+    # ---- work
+
+    def copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:
+        if target.shape != source.shape:
+            raise OrderError(f"a copy of {list(source.shape)} into {list(target.shape)}")
+        if not self.is_pinned(source) and not self.is_pinned(target):
+            raise OrderError("a copy between the device and memory that is not pinned is no copy beside others")
+        self.run(stream, lambda: target.copy_(source), reads=[source], writes=[target])
+        with self._lock:
+            self.log.append(f"{stream.name} copies {target.numel()}")
+
+    def run(
+        self, stream: FakeStream, work: Callable[[], T], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()
+    ) -> T:
+        with self._lock:
+            self._check_stream(stream)
+            join(stream.clock, self._host)
+            stream.clock[stream.number] = nth = stream.clock.get(stream.number, 0) + 1
+            for memory, is_write in [*((m, False) for m in reads), *((m, True) for m in writes)]:
+                self._use(memory, is_write, stream.number, nth, stream.clock, stream.name)
+            return work()
+
+    def host_writes(self, memory: Tensor) -> None:
+        with self._lock:
+            self._host_steps += 1
+            self._host[-1] = self._host_steps
+            self._use(memory, True, -1, self._host_steps, self._host, "the host")
+
+    def _use(self, memory: Tensor, is_write: bool, stream: int, nth: int, clock: Clock, name: str) -> None:
+        begin, end = span(memory)
+        kept = []
+        for access in self._accesses:
+            is_over = clock.get(access.stream, 0) >= access.nth
+            if access.end <= begin or end <= access.begin:
+                kept.append(access)
+                continue
+            if (is_write or access.is_write) and not is_over:
+                raise OrderError(
+                    f"{name} {'writes' if is_write else 'reads'} memory that stream {access.stream} may still be "
+                    f"{'writing' if access.is_write else 'reading'}"
+                )
+            # What is ordered before this write, and wholly under it, is ordered before all that is ordered behind it.
+            if not (is_write and begin <= access.begin and access.end <= end):
+                kept.append(access)
+        self._accesses = [*kept, Access(begin, end, stream, nth, is_write)]
+
+    def stamp(self, clock: Tensor, stream: FakeStream) -> None:
+        def work() -> None:
+            clock.view(torch.int64)[0] = self.time_ns
+
+        self.run(stream, work, writes=[clock])
+        self.log.append(f"{stream.name} stamps")
+
+    def spin_until(self, clock: Tensor, due_ns: int, stream: FakeStream) -> None:
+        def work() -> None:
+            self.time_ns = max(self.time_ns, int(clock.view(torch.int64)[0]) + due_ns)
+
+        self.run(stream, work, reads=[clock])
+        self.log.append(f"{stream.name} holds until {due_ns}")
+
+    def capture(
+        self,
+        stream: FakeStream,
+        work: Callable[[], Any],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> Any:
+        self.run(stream, work, reads=reads, writes=writes)
+        return work, tuple(reads), tuple(writes)
+
+    def replay(self, graph: Any, stream: FakeStream) -> None:
+        work, reads, writes = graph
+        self.run(stream, work, reads=reads, writes=writes)
+
+
+def recorded(event: FakeEvent) -> Clock:
+    if event.clock is None:
+        raise OrderError("an event that was never recorded is waited for: nothing would be waited for")
+    return event.clock
+
+
+def join(clock: Clock, other: Clock) -> None:
+    for stream, nth in other.items():
+        clock[stream] = max(clock.get(stream, 0), nth)
+
+
+def span(memory: Tensor) -> tuple[int, int]:
+    """The addresses that a tensor lies in, gaps included."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True))
+    return memory.data_ptr(), memory.data_ptr() + length * memory.element_size()

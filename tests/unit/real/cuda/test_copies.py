@@ -1,0 +1,237 @@
+"""Slots, staging and copies on a runtime that checks their order; each rule is broken once, and seen to fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from fake_runtime import FakeRuntime, OrderError
+from torch import Tensor
+
+from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
+from real.cuda.copies import CopyEngine, Elsewhere, Pinned
+from real.cuda.runtime import RuntimeFailure
+from real.cuda.slots import DeviceSlots
+from sim.slots import ABSENT, RESIDENT, Slots
+from sim.types import Geometry
+
+SIZE = 1000
+BASE = Geometry(2, 2, 1, ("fp16",), (16.0,), (SIZE,), 2 * SIZE)
+"""Keys 0 and 1 are the first site's experts, 3 and 4 the second's."""
+
+
+@dataclass
+class Held:
+    """What the controller's slots tell: all that `DeviceSlots` asks of them."""
+
+    geometry: Geometry
+    capacity_bytes: tuple[int, ...]
+    pool_of: list[int]
+    key_bytes: list[int]
+    state: list[int]
+
+
+def held(capacity: int = 2 * SIZE) -> Held:
+    keys = range(BASE.num_keys)
+    return Held(BASE, (capacity,), [0] * len(keys), [BASE.bytes_of(key) for key in keys], [ABSENT] * len(keys))
+
+
+@dataclass
+class Bench:
+    runtime: FakeRuntime
+    held: Held
+    slots: DeviceSlots
+    engine: CopyEngine
+    arena: PinnedArena
+
+
+def bench(*, strict: bool = True, piece_bytes: int = 300) -> Bench:
+    runtime = FakeRuntime(strict=strict)
+    state = held()
+    slots = DeviceSlots(runtime, cast(Slots, state))
+    return Bench(
+        runtime, state, slots, CopyEngine(runtime, slots, "copies", piece_bytes), PinnedArena(runtime, 1 << 16)
+    )
+
+
+def content(seed: int) -> Tensor:
+    return torch.randint(0, 256, (SIZE,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def load(b: Bench, key: int, source: Any = None) -> Tensor:
+    """Bring a key into its slot as a loader does; what it ought to hold."""
+    want = content(key)
+    if source is None:
+        memory = b.arena.take(SIZE)
+        memory.copy_(want)
+        source = Pinned(memory)
+    b.held.state[key] = RESIDENT
+    slot = b.slots.place(key)
+    b.engine.begin(slot, is_paced=False)
+    b.engine.copy(slot, source, 0, SIZE)
+    b.engine.end(slot)
+    return want
+
+
+def read(b: Bench, key: int, stream: Any, *, waits: bool = True, tells: bool = True) -> Tensor:
+    """Compute with a key: here, look at its bytes."""
+    slot = b.slots.of(key)
+    if waits:
+        b.slots.begin_read(slot, stream)
+    seen = b.runtime.run(stream, lambda: slot.memory[:SIZE].clone(), reads=[slot.memory])
+    if tells:
+        b.slots.end_read(slot, stream)
+    return seen
+
+
+def test_what_is_copied_is_read_and_its_slot_used_again_behind_its_reader() -> None:
+    b = bench()
+    compute = b.runtime.stream("compute")
+    b.slots.seal()
+    for key in (0, 1, 3, 4, 0, 3):
+        for other in [other for other in (0, 1, 3, 4) if b.held.state[other] == RESIDENT][:-1]:
+            b.held.state[other] = ABSENT
+        want = load(b, key)
+        assert torch.equal(read(b, key, compute), want)
+        b.slots.check()
+    assert b.engine.num_copies == 6 * 4
+    b.slots.check_budget()
+
+
+def test_a_slot_that_is_read_before_its_copy_is_ordered_is_found() -> None:
+    b = bench()
+    load(b, 0)
+    with pytest.raises(OrderError, match="compute reads memory that stream 1 may still be writing"):
+        read(b, 0, b.runtime.stream("compute"), waits=False)
+
+
+def test_a_slot_that_is_overwritten_before_its_readers_event_is_found() -> None:
+    b = bench()
+    compute = b.runtime.stream("compute")
+    load(b, 0)
+    load(b, 1)
+    read(b, 0, compute, tells=False)
+    read(b, 1, compute)
+    b.held.state[0] = ABSENT
+    with pytest.raises(OrderError, match="copies writes memory that stream 2 may still be reading"):
+        load(b, 3)
+
+
+def test_a_slot_whose_copy_has_not_been_issued_is_not_read() -> None:
+    b = bench()
+    with pytest.raises(RuntimeError, match="is read, but its copy has not been issued"):
+        b.slots.begin_read(b.slots.place(0), b.runtime.stream("compute"))
+
+
+def test_work_on_the_legacy_stream_is_found() -> None:
+    b = bench()
+    load(b, 0)
+    with pytest.raises(OrderError, match="stream legacy is not one of the runtime's own"):
+        read(b, 0, b.runtime.legacy)
+
+
+def test_memory_that_is_not_pinned_is_found() -> None:
+    b = bench()
+    with pytest.raises(OrderError, match="not pinned"):
+        load(b, 0, Pinned(content(0)))
+    b.arena.close()
+    with pytest.raises(OrderError, match="not pinned"):
+        load(b, 1, Pinned(b.arena.take(SIZE)))
+
+
+class File:
+    """Something that must be read first."""
+
+    def __init__(self, want: Tensor) -> None:
+        self.want, self.reads = want, list[tuple[int, int]]()
+
+    def read(self, begin: int, into: Tensor) -> None:
+        self.reads.append((begin, into.numel()))
+        into.copy_(self.want[begin : begin + into.numel()])
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_what_rests_elsewhere_goes_through_buffers_that_are_filled_again_when_copied(buffers: int) -> None:
+    b = bench(strict=False)
+    ring = StagingRing(b.runtime, b.arena, buffers, 300)
+    file = File(content(0))
+    want = load(b, 0, Elsewhere(file.read, ring))
+    assert torch.equal(read(b, 0, b.runtime.stream("compute")), want)
+    assert file.reads == [(0, 300), (300, 300), (600, 300), (900, 100)]
+
+
+def test_a_buffer_that_is_filled_before_it_has_been_copied_is_found() -> None:
+    b = bench(strict=False)
+    ring = StagingRing(b.runtime, b.arena, 1, 300)
+    forgetful = cast(StagingRing, Forgetful(ring, b.runtime))
+    with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be reading"):
+        load(b, 0, Elsewhere(File(content(0)).read, forgetful))
+
+
+class Forgetful:
+    """A ring that gives a buffer out without asking whether it has been copied."""
+
+    def __init__(self, ring: StagingRing, runtime: FakeRuntime) -> None:
+        self._buffer, self._runtime = ring.take(), runtime
+
+    def take(self) -> Tensor:
+        self._runtime.host_writes(self._buffer)
+        return self._buffer
+
+    def give_back(self, buffer: Tensor, read: Any) -> None: ...
+
+
+def test_a_paced_service_is_held_until_each_piece_is_due_on_an_absolute_schedule() -> None:
+    """2 ns a byte after 50 ns: by the formula, not by adding pieces up."""
+    b = bench()
+    memory = b.arena.take(SIZE)
+    memory.copy_(content(0))
+    slot = b.slots.place(0)
+    b.runtime.time_ns = 7_000
+    b.engine.begin(slot, is_paced=True)
+    b.engine.copy(slot, Pinned(memory), 0, 600, lambda count: 50 + 2 * count)
+    b.engine.finish()
+    assert b.runtime.time_ns == 7_000 + 50 + 2 * 600
+    b.engine.copy(slot, Pinned(memory), 600, 400, lambda count: 50 + 2 * count, done=600)
+    b.engine.end(slot)
+    assert b.runtime.time_ns == 7_000 + 50 + 2 * SIZE
+    assert [line for line in b.runtime.log if "holds" in line] == [
+        f"copies holds until {50 + 2 * count}" for count in (300, 600, 900, 1000)
+    ]
+    assert torch.equal(slot.memory[:SIZE], content(0))
+
+
+def test_what_is_allocated_after_the_slots_breaks_the_budget() -> None:
+    b = bench()
+    b.slots.seal()
+    b.slots.check_budget()
+    b.runtime.allocate(1)
+    with pytest.raises(RuntimeFailure, match="1 B have been allocated on the device since the run began"):
+        b.slots.check_budget()
+
+
+def test_a_device_that_is_too_small_says_so() -> None:
+    with pytest.raises(RuntimeFailure, match="the device has 1000 B free, but 2048 B are needed"):
+        DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held()))
+
+
+def test_a_pool_that_could_hold_more_variants_than_slots_is_refused() -> None:
+    mixed = held()
+    mixed.key_bytes[1] = 400
+    with pytest.raises(ValueError, match=r"pool 0 mixes variants of 400 to 1000 B: .* 5 of the smallest"):
+        DeviceSlots(FakeRuntime(), cast(Slots, mixed))
+
+
+def test_the_arena_gives_out_aligned_pieces_and_no_more_than_it_has() -> None:
+    runtime = FakeRuntime()
+    arena = PinnedArena(runtime, ring_bytes(2, 5000) + 10)
+    first, second = arena.take(5000), arena.take(5000)
+    assert first.data_ptr() % (1 << 21) == 0
+    assert second.data_ptr() == first.data_ptr() + 8192
+    assert runtime.is_pinned(first)
+    assert runtime.is_pinned(second)
+    arena.take(10)
+    with pytest.raises(ValueError, match="has 0 B left, not 1"):
+        arena.take(1)
