@@ -21,7 +21,7 @@ Graph = Any
 T = TypeVar("T")
 
 
-class RuntimeFailure(RuntimeError):
+class DeviceError(ValueError):
     """The GPU, or its driver, has refused something; the message says what and the way out."""
 
 
@@ -44,13 +44,13 @@ class Runtime(Protocol):
         """Between two timed events that are over."""
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """uint8 on the device. Raise RuntimeFailure if there is not so much."""
+        """uint8 on the device. Raise DeviceError if there is not so much."""
 
     def allocated_bytes(self) -> int:
         """What is allocated on the device now."""
 
     def register(self, memory: Tensor) -> None:
-        """Pin host memory, so that it is copied without detour. Raise RuntimeFailure if it cannot be."""
+        """Pin host memory, so that it is copied without detour. Raise DeviceError if it cannot be."""
 
     def unregister(self, memory: Tensor) -> None: ...
 
@@ -78,11 +78,11 @@ class Runtime(Protocol):
 
 
 class CudaRuntime:
-    """The first CUDA device, by way of torch. Raise RuntimeFailure where there is none."""
+    """The first CUDA device, by way of torch. Raise DeviceError where there is none."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
-            raise RuntimeFailure("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
+            raise DeviceError("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
         torch.cuda.init()
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class CudaRuntime:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
             free, total = torch.cuda.mem_get_info(self.device)
-            raise RuntimeFailure(
+            raise DeviceError(
                 f"the device has {free} B of {total} B free, but {num_bytes} B are needed; lower budget.resident_share "
                 f"or end what else runs there"
             ) from None
@@ -121,7 +121,7 @@ class CudaRuntime:
     def register(self, memory: Tensor) -> None:
         code = self._cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if int(code):
-            raise RuntimeFailure(
+            raise DeviceError(
                 f"{memory.numel()} B of host memory cannot be pinned (cudaHostRegister: {code}); free host memory, or "
                 f"choose engine.source=direct"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from real.cuda.runtime import Event, Runtime, RuntimeFailure, Stream
+from real.cuda.runtime import DeviceError, Event, Runtime, Stream
 from sim.slots import IN_FLIGHT, Slots
 
 SLOT_ALIGNMENT = 256
@@ -126,10 +126,10 @@ class DeviceSlots:
         self._sealed_bytes = self._runtime.allocated_bytes()
 
     def check_budget(self) -> None:
-        """Raise RuntimeFailure if the device holds more than when it was sealed."""
+        """Raise DeviceError if the device holds more than when it was sealed."""
         assert self._sealed_bytes is not None
         if (more := self._runtime.allocated_bytes() - self._sealed_bytes) > 0:
-            raise RuntimeFailure(
+            raise DeviceError(
                 f"{more} B have been allocated on the device since the run began: it is over its budget of "
                 f"{self.num_bytes} B of slots"
             )

@@ -27,7 +27,7 @@ LAYERS = (
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.timers", "real.kernels"},
+     "real.timers", "real.kernels", "real.cuda"},
     {"real.experts_swap"},
 )  # fmt: skip
 TOP = {

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from real.cuda.runtime import RuntimeFailure
+from real.cuda.runtime import DeviceError
 
 T = TypeVar("T")
 Clock = dict[int, int]
@@ -104,7 +104,7 @@ class FakeRuntime:
     def allocate(self, num_bytes: int) -> Tensor:
         with self._lock:
             if self.allocated + num_bytes > self._capacity_bytes:
-                raise RuntimeFailure(
+                raise DeviceError(
                     f"the device has {self._capacity_bytes - self.allocated} B free, but {num_bytes} B are needed"
                 )
             self.allocated += num_bytes

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import CopyEngine, Elsewhere, Pinned
-from real.cuda.runtime import RuntimeFailure
+from real.cuda.runtime import DeviceError
 from real.cuda.slots import DeviceSlots
 from sim.slots import ABSENT, RESIDENT, Slots
 from sim.types import Geometry
@@ -208,12 +208,12 @@ def test_what_is_allocated_after_the_slots_breaks_the_budget() -> None:
     b.slots.seal()
     b.slots.check_budget()
     b.runtime.allocate(1)
-    with pytest.raises(RuntimeFailure, match="1 B have been allocated on the device since the run began"):
+    with pytest.raises(DeviceError, match="1 B have been allocated on the device since the run began"):
         b.slots.check_budget()
 
 
 def test_a_device_that_is_too_small_says_so() -> None:
-    with pytest.raises(RuntimeFailure, match="the device has 1000 B free, but 2048 B are needed"):
+    with pytest.raises(DeviceError, match="the device has 1000 B free, but 2048 B are needed"):
         DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held()))
 
 
