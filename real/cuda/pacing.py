@@ -5,15 +5,15 @@ The clock is ``globaltimer``, in ns; its steps can be as long as a microsecond.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from real.kernels.jit import jit, tl
 
-globaltimer: Any
 try:
-    from triton.language.extra.cuda import globaltimer
+    globaltimer: Any = import_module("triton.language.extra.cuda").globaltimer
 except ImportError:
     globaltimer = None
 

@@ -83,15 +83,15 @@ class CudaRuntime:
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise DeviceError("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def stream(self, name: str) -> Stream:
-        return torch.cuda.Stream(self.device)
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def event(self, *, timed: bool = False) -> Event:
-        return torch.cuda.Event(enable_timing=timed)
+        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
     def record(self, event: Event, stream: Stream) -> None:
         event.record(stream)
@@ -103,7 +103,7 @@ class CudaRuntime:
         event.synchronize()
 
     def elapsed_ns(self, first: Event, last: Event) -> int:
-        return round(first.elapsed_time(last) * 1e6)
+        return int(first.elapsed_time(last) * 1e6)
 
     def allocate(self, num_bytes: int) -> Tensor:
         try:

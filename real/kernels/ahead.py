@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from real.cuda.pacing import spin_until, stamp
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.grouped_gemm import grouped_gemm
@@ -74,7 +75,9 @@ def launches(few: bool) -> Iterator[Call]:
             _launch_sparse(neurons, hidden)
         for experts, k in [(8, 2)] if few else [(8, 2), (60, 4), (128, 8)]:
             stacked_gates(_meta(1, 4096), _meta(3, experts, 4096), k)
-        # A list, not a set: what is passed cannot be hashed.
+        clock = _meta(1, dtype=torch.int64)
+        stamp(clock)
+        spin_until(clock, 1_000_000)
         seen: list[str] = []
         for call in calls:
             name = f"{call[0].fn.__name__} {_form(*call[:2])} {call[2]}"
