@@ -1,0 +1,269 @@
+"""``python -m sim.calibrate log=FILE columns=bytes:COLUMN,loads:COLUMN,io_ms:COLUMN base=NAME name=NAME``
+
+A machine's constants from an engine's own log, one line a token: what its link costs a load and a byte, and, with
+``compute_ms:COLUMN`` among the columns, how well its memory is used. ``base`` is the machine of ``conf/hardware`` that
+the rest is taken from, ``link`` the link that the log is about (default: the one that ends at the device). Compute
+times need ``model`` and ``precision`` (and ``context``, tokens so far): what a token's work is. The first ``rows``
+(default: half) are fitted, the others tell how far off the fit is.
+
+Writes ``output`` (default ``conf/hardware/NAME.yaml``), which ``hardware=NAME`` reads, with the residuals in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from sim.build import ROOT, make_object
+from sim.configure import configure
+from sim.costs import Roofline
+from sim.hardware import Hardware
+from sim.model import PRECISIONS, Model
+from sim.types import Step
+from sim.units import GB, NS_PER_MS
+
+WORDS = ("log", "columns", "base", "name", "link", "model", "precision", "context", "rows", "output")
+NEEDED = ("log", "columns", "base", "name")
+UNITS = {"bytes": ("bytes", 1.0), "mb": ("bytes", 1e6), "mib": ("bytes", float(1 << 20)), "loads": ("loads", 1.0),
+         "io_us": ("io", 1e-3), "io_ms": ("io", 1.0), "io_s": ("io", 1e3),
+         "compute_us": ("compute", 1e-3), "compute_ms": ("compute", 1.0), "compute_s": ("compute", 1e3)}  # fmt: skip
+"""What a column may hold, and what one of its units is in bytes, loads or milliseconds."""
+LARGEST_LOG_BYTES = 1 << 28
+FEWEST_ROWS = 8
+SAME_SIZE = 1e-3
+"""Loads whose mean size varies less from row to row are of one size: they tell the cost of both as one figure."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Request:
+    log: Path
+    columns: Mapping[str, str]
+    base: str
+    name: str
+    link: str | None
+    model: str | None
+    precision: str
+    context: int
+    rows: int | None
+    output: Path
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """``io = overhead_ms * loads + bytes / bytes_per_ms``; median relative errors on the rows fitted and on the others.
+
+    ``told_apart``: False where the log does not say how many loads there were, or all were of one size: the overhead is
+    the base machine's.
+    """
+
+    overhead_ms: float
+    bytes_per_ms: float
+    told_apart: bool
+    error: float
+    held_out_error: float
+
+    @property
+    def errors(self) -> str:
+        return f"median error {self.error:.1%}, held out {self.held_out_error:.1%}"
+
+    def io_ms(self, loads: Floats, moved: Floats) -> Floats:
+        return self.overhead_ms * loads + moved / self.bytes_per_ms
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Raise ValueError for the first word that is wrong."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if key not in WORDS or not equals or not text:
+            raise ValueError(f"{argument!r} is no key=value of: {', '.join(WORDS)}")
+        given[key] = text
+    if missing := [key for key in NEEDED if key not in given]:
+        raise ValueError(f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default")
+    columns: dict[str, str] = {}
+    for pair in given["columns"].split(","):
+        kind, colon, column = pair.partition(":")
+        if kind not in UNITS or not colon or not column:
+            raise ValueError(f"columns: {pair!r} must be KIND:COLUMN with a kind of {', '.join(UNITS)}")
+        if any(UNITS[kind][0] == UNITS[other][0] for other in columns):
+            raise ValueError(f"columns: {UNITS[kind][0]} is given twice")
+        columns[kind] = column
+    kinds = {UNITS[kind][0] for kind in columns}
+    if not {"bytes", "io"} <= kinds:
+        raise ValueError(f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)")
+    if ("compute" in kinds) != ("model" in given):
+        raise ValueError("compute times need model=NAME, whose work they are, and model=NAME a column of them")
+    if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
+        raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
+    output = Path(given.get("output") or ROOT / "conf" / "hardware" / f"{given['name']}.yaml")
+    if output.exists():
+        raise ValueError(f"output={output} exists; remove it, or choose another name")
+    precision = given.get("precision", "fp16")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision} is unknown; known: {', '.join(PRECISIONS)}")
+    for key in ("rows", "context"):
+        if not given.get(key, "1").isdigit() or given.get(key) == "0":
+            raise ValueError(f"{key}={given[key]} must be a whole number from 1")
+    return Request(Path(given["log"]), columns, given["base"], given["name"], given.get("link"), given.get("model"),
+                   precision, int(given.get("context", "1")), int(given["rows"]) if "rows" in given else None,
+                   output)  # fmt: skip
+
+
+def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
+    """By quantity its values in bytes, loads or ms. Lines that begin with # are left out. Raise ValueError."""
+    if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
+        raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+        names = reader.fieldnames or []
+        if absent := [column for column in columns.values() if column not in names]:
+            raise ValueError(f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}")
+        found: dict[str, list[float]] = {kind: [] for kind in columns}
+        for number, row in enumerate(reader, start=1):
+            for kind, column in columns.items():
+                found[kind].append(_number(path, number, column, row[column]))
+    values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
+    values.setdefault("loads", np.zeros(len(values["io"])))
+    if len(values["io"]) < 2 * FEWEST_ROWS:
+        raise ValueError(f"{path.name} has {len(values['io'])} rows; at least {2 * FEWEST_ROWS} tell a fit from chance")
+    return values
+
+
+def _number(path: Path, row: int, column: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{path.name} row {row}, column {column}: {text!r} must be a number from 0")
+    return value
+
+
+def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
+    """Least squares of relative errors on the first ``rows`` rows that moved anything. Raise ValueError if none did."""
+    moving = (values["bytes"] > 0) & (values["io"] > 0)
+    fitted = moving & (np.arange(len(moving)) < rows)
+    if fitted.sum() < FEWEST_ROWS:
+        raise ValueError(f"of the {rows} rows to fit only {fitted.sum()} moved something in some time; give more rows")
+    loads, moved, io = (values[name][fitted] for name in ("loads", "bytes", "io"))
+    mean = moved / np.maximum(loads, 1)
+    told_apart = bool(loads.all() and np.ptp(mean) > SAME_SIZE * mean.mean())
+    if told_apart:
+        design = np.stack([loads, moved], axis=1) / io[:, None]
+        overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
+        told_apart = bool(overhead >= 0)
+    if not told_apart:
+        overhead = base_overhead_ms
+        left = io - overhead * loads
+        per_byte = float((left / io) @ (moved / io) / ((moved / io) @ (moved / io)))
+    if per_byte <= 0:
+        raise ValueError(
+            f"more bytes do not take longer in this log ({per_byte:.3g} ms a byte at {overhead:.3g} ms a load): its io "
+            f"column is no time of the link; give the time in which the link was busy"
+        )
+    fit = LinkFit(float(overhead), float(1 / per_byte), told_apart, 0.0, 0.0)
+    off = np.abs(fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1)
+    held_out = moving & ~fitted
+    return replace(fit, error=float(np.median(off[fitted])),
+                   held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"))  # fmt: skip
+
+
+def fit_memory(hardware: Hardware, model: Model, precision: str, context: int, compute_ms: float) -> float:
+    """The memory efficiency at which a decoded token's work takes so long; between 0.001 and 1, else ValueError."""
+    step = Step(0, 0, 1, (0,), context, True, (), (), tuple(range(model.sites)))
+
+    def token_ms(efficiency: float) -> float:
+        compute = replace(hardware.compute, memory_efficiency=efficiency)
+        costs = Roofline(model, replace(hardware, compute=compute), (precision,))
+        experts = sum(model.top_k * costs.expert_ns(0, site, 1) for site in range(model.sites))
+        return (sum(costs.dense_ns(step)) + costs.tail_ns(step) + experts) / NS_PER_MS
+
+    low, high = 1e-3, 1.0
+    if not token_ms(high) <= compute_ms <= token_ms(low):
+        raise ValueError(
+            f"a token of {model.name} at {precision} takes {token_ms(high):.3g} to {token_ms(low):.3g} ms on "
+            f"{hardware.name} whatever its memory efficiency, the log says {compute_ms:.3g}: another model, precision "
+            f"or base, or host time that the log counts as compute"
+        )
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if token_ms(middle) > compute_ms else (low, middle)
+    return (low + high) / 2
+
+
+def config_text(request: Request, hardware: Hardware, fit: LinkFit, memory: float | None, rows: int) -> str:
+    """The machine's file."""
+    digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
+    link = request.link or hardware.link_names[0]
+    apart = "" if fit.told_apart else "; the base machine's: the log does not tell it from the bytes"
+    lines = [
+        f"# {request.base}, with what {request.log.name} (sha256 {digest}) tells of it: rows 1 to {rows} are fitted.",
+        "defaults:",
+        f"  - {request.base}",
+        "  - _self_",
+        f"name: {request.name}",
+        "preset: calibrated",
+        "validated: measured",
+        "links:",
+        f"  {link}:",
+        f"    peak_gb_per_s: {fit.bytes_per_ms * 1e3 / GB:.6g}  # {fit.errors}",
+        "    efficiency: 1.0  # as measured",
+        f"    overhead_us: {fit.overhead_ms * 1e3:.6g}  # a load{apart}",
+    ]
+    if memory is not None:
+        lines += ["compute:", f"  memory_efficiency: {memory:.6g}  # from the median token of {request.model}"]
+    return "\n".join([*lines, f'source: "{request.log.name}, {date.today().isoformat()}, by sim.calibrate"', ""])
+
+
+def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
+    """The machine's file and what it was fitted from. Raise ValueError."""
+    values = read_log(request.log, request.columns)
+    rows = request.rows or len(values["io"]) // 2
+    if rows > len(values["io"]):
+        raise ValueError(f"rows={rows}: {request.log.name} has {len(values['io'])}")
+    words = [f"hardware={request.base}", *([f"model={request.model}"] if request.model else [])]
+    cfg, _ = configure(*words)
+    parts = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(parts, dict)
+    hardware: Hardware = make_object(parts["hardware"])
+    link = request.link or hardware.link_names[0]
+    if link not in hardware.link_names:
+        raise ValueError(f"link={link} is none of {hardware.name}'s: {', '.join(hardware.link_names)}")
+    overhead_ms = hardware.links[hardware.link_names.index(link)].latency_ns / NS_PER_MS
+    fit = fit_link(values, rows, overhead_ms)
+    memory = None
+    if request.model is not None:
+        median_ms = float(np.median(values["compute"][:rows]))
+        memory = fit_memory(hardware, make_object(parts["model"]), request.precision, request.context, median_ms)
+    return config_text(request, hardware, fit, memory, rows), fit, memory
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    from hydra.errors import HydraException
+
+    try:
+        request = parse(arguments)
+        text, fit, memory = calibrate(request)
+        request.output.write_text(text, encoding="utf-8")
+    except (ValueError, OSError, HydraException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rate = f"{fit.bytes_per_ms * 1e3 / GB:.4g} GB/s after {fit.overhead_ms * 1e3:.4g} us a load, {fit.errors}"
+    print(f"{request.output}: {rate}" + (f"; memory efficiency {memory:.3g}" if memory is not None else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

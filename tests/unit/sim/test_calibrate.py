@@ -1,0 +1,155 @@
+"""A machine's constants come back from a log that was made with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from sim.build import ROOT, make_object
+from sim.calibrate import calibrate, fit_memory, main, parse
+from sim.configure import configure
+from sim.costs import Roofline
+from sim.types import Step
+
+COLUMNS = "columns=bytes:moved,loads:loads,io_ms:io"
+MB = 1_000_000
+
+
+def write_log(path: Path, io_ms: np.ndarray, loads: np.ndarray, moved: np.ndarray, compute_ms: float = 1.0) -> Path:
+    lines = ["# an engine's log", "token,moved,loads,io,compute"]
+    rows = zip(moved, loads, io_ms, strict=True)
+    lines += [f"{token},{m},{n},{io},{compute_ms}" for token, (m, n, io) in enumerate(rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def made(folder: Path, *, noise: float = 0.0, one_size: bool = False, rows: int = 80) -> Path:
+    """2 GB/s after 0.5 ms a load."""
+    rng = np.random.default_rng(3)
+    loads = rng.integers(1, 9, rows)
+    moved = loads * MB if one_size else loads * MB + rng.integers(0, 40, rows) * MB // 4
+    io_ms = 0.5 * loads + moved / (2e9 / 1e3)
+    return write_log(folder / "log.csv", io_ms * (1 + noise * rng.standard_normal(rows)), loads, moved)
+
+
+def request(log: Path, *more: str, columns: str = COLUMNS) -> list[str]:
+    return [f"log={log}", columns, "base=rtx4090_pcie4", "name=mine", f"output={log.parent}/mine.yaml", *more]
+
+
+def test_the_overhead_and_the_bandwidth_of_an_exact_log_come_back(tmp_path: Path) -> None:
+    _, fit, memory = calibrate(parse(request(made(tmp_path))))
+    assert fit.overhead_ms == pytest.approx(0.5, rel=1e-9)
+    assert fit.bytes_per_ms == pytest.approx(2e6, rel=1e-9)
+    assert fit.told_apart
+    assert memory is None
+    assert fit.error < 1e-9
+    assert fit.held_out_error < 1e-9
+
+
+def test_noise_moves_the_constants_little_and_shows_in_both_errors(tmp_path: Path) -> None:
+    """5 % of Gaussian noise has a median absolute value of 3.4 %."""
+    _, fit, _ = calibrate(parse(request(made(tmp_path, noise=0.05, rows=400))))
+    assert fit.overhead_ms == pytest.approx(0.5, rel=0.05)
+    assert fit.bytes_per_ms == pytest.approx(2e6, rel=0.05)
+    assert 0.02 < fit.error < 0.05
+    assert 0.02 < fit.held_out_error < 0.05
+
+
+def test_loads_of_one_size_keep_the_overhead_of_the_base_machine(tmp_path: Path) -> None:
+    """rtx4090_pcie4's copies cost 6 us; what else a load of 1 MB takes, 1.0 ms less 6 us, is told as bytes."""
+    text, fit, _ = calibrate(parse(request(made(tmp_path, one_size=True))))
+    assert not fit.told_apart
+    assert fit.overhead_ms == pytest.approx(0.006)
+    assert fit.bytes_per_ms == pytest.approx(MB / (1.0 - 0.006), rel=1e-9)
+    assert "the log does not tell it from the bytes" in text
+
+
+def test_a_log_without_loads_tells_the_bandwidth_alone(tmp_path: Path) -> None:
+    """All of the time is the bytes': 0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB, are 1 ms a MB."""
+    log = made(tmp_path, one_size=True)
+    _, fit, _ = calibrate(parse(request(log, columns="columns=mb:loads,io_ms:io")))
+    assert fit.bytes_per_ms == pytest.approx(MB, rel=1e-9)
+    assert not fit.told_apart
+
+
+def test_the_file_describes_a_machine_that_takes_as_long_as_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = made(tmp_path)
+    assert main(request(log)) == 0
+    assert "2 GB/s after 500 us a load" in capsys.readouterr().out
+    written = OmegaConf.load(tmp_path / "mine.yaml")
+    base = OmegaConf.load(ROOT / "conf" / "hardware" / "rtx4090_pcie4.yaml")
+    del written["defaults"]
+    hardware = make_object(OmegaConf.to_container(OmegaConf.merge(base, written)))
+    assert (hardware.name, hardware.validated, hardware.preset) == ("mine", "measured", "calibrated")
+    assert hardware.links[0].hop_ns(10 * MB) == 500_000 + 5_000_000
+
+
+def test_the_memory_efficiency_is_that_of_the_machine_whose_token_times_are_given() -> None:
+    cfg, _ = configure("hardware=rtx4090_pcie4", "model=mixtral_8x7b")
+    hardware, model = (make_object(OmegaConf.to_container(part)) for part in (cfg.hardware, cfg.model))
+    costs = Roofline(model, hardware, ("fp16",))
+    step = Step(0, 0, 1, (0,), 64, True, (), (), tuple(range(model.sites)))
+    token_ns = sum(costs.dense_ns(step)) + costs.tail_ns(step)
+    token_ns += sum(model.top_k * costs.expert_ns(0, site, 1) for site in range(model.sites))
+    found = fit_memory(hardware, model, "fp16", 64, token_ns / 1e6)
+    assert found == pytest.approx(hardware.compute.memory_efficiency, rel=1e-4)
+
+
+def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
+    log = made(tmp_path)
+    text = log.read_text().replace(",1.0\n", ",40\n")
+    log.write_text(text)
+    words = request(log, "model=mixtral_8x7b", columns=f"{COLUMNS},compute_ms:compute")
+    _, _, memory = calibrate(parse(words))
+    assert memory is not None
+    assert 0.5 < memory < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["columns=loads:loads,io_ms:io"], "a link needs bytes and io"),
+        (["columns=bytes:moved,loads:loads,io_h:io"], "with a kind of bytes, mb"),
+        (["columns=bytes:moved,mb:moved,loads:loads,io_ms:io"], "bytes is given twice"),
+        ([f"{COLUMNS},compute_ms:compute"], "need model=NAME"),
+        ([COLUMNS, "rows=0"], "rows=0 must be a whole number from 1"),
+        ([COLUMNS, "rows=1000"], "rows=1000: log.csv has 80"),
+        ([COLUMNS, "rows=4"], "only 4 moved something"),
+        ([COLUMNS, "link=nvme"], "link=nvme is none of rtx4090_pcie4's: pcie"),
+        ([COLUMNS, "name=Mine"], "lower-case"),
+        (["columns=bytes:moved,loads:n,io_ms:io"], "has no column n; it has token, moved, loads, io, compute"),
+        ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv must be a csv file"),
+        ([COLUMNS, "base=nonesuch"], "nonesuch"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_with_nothing_written(
+    words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*request(made(tmp_path)), *words]) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize("cell", ["", "nan", "-1", "inf", "fast"])
+def test_a_cell_that_is_no_time_is_named(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = made(tmp_path)
+    lines = log.read_text().splitlines()
+    fields = lines[4].split(",")
+    fields[3] = cell
+    log.write_text("\n".join([*lines[:4], ",".join(fields), *lines[5:]]) + "\n")
+    assert main(request(log)) == 2
+    assert "row 3, column io" in capsys.readouterr().err
+
+
+def test_a_log_in_which_more_bytes_are_faster_is_no_log_of_a_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = np.ones(40, dtype=int)
+    moved = np.arange(1, 41) * MB
+    assert main(request(write_log(tmp_path / "log.csv", 100.0 - np.arange(1, 41), loads, moved))) == 2
+    assert "more bytes do not take longer" in capsys.readouterr().err
