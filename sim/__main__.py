@@ -1,4 +1,7 @@
-"""``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer."""
+"""``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer.
+
+``python -m sim list systems|models|machines|traces|workloads``: what there is to choose from.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from sim import catalogue
 from sim.build import build
 from sim.configure import SURROUNDINGS, group_of, system_name
 from sim.execute import execute
@@ -64,4 +68,6 @@ def _forget(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["list"]:
+        sys.exit(catalogue.main(sys.argv[2:]))
     main()

@@ -18,6 +18,7 @@ from sim.controller import Controller
 from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
 from sim.fitting.prepare import prepare_predictor
 from sim.hardware import Hardware
+from sim.lengths import Lengths
 from sim.model import PRECISION_BITS, Model
 from sim.policies.caches import Foreseeing
 from sim.policies.placements import CpuByCost
@@ -67,14 +68,24 @@ class TraceChoice:
 
 @dataclass(frozen=True)
 class WorkloadChoice:
-    """How sequences become steps, when they arrive, and which lookahead scores are used (`sim.workload.Workload`)."""
+    """How sequences become steps, how long they are, when they arrive, and which lookahead scores are used
+    (`sim.workload.Workload`, `sim.lengths.Lengths`). ``source``: where its figures come from, "" where nowhere.
+    """
 
     batching: str
     lookahead_norm: str
     together: int = 1
     prefill_chunk: int | None = None
+    prompt_tokens: int | None = None
+    decode_tokens: int | None = None
+    short_sequences: str = "refuse"
     arrivals_per_s: float | None = None
     arrival_seed: int = 0
+    source: str = ""
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)
 
 
 def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None,
@@ -109,6 +120,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
         model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
         geometry.site_bytes, active_share=part["payload"].active_share,
         decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
+        forecast_sites=part["predictor"].lookahead_sites,
     )  # fmt: skip
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
                fitted_on)  # fmt: skip
@@ -128,6 +140,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
         "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
         "arrival_seed": steps.arrival_seed, "lookahead": part["predictor"].lookahead_sites,
         "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
+        "lengths": steps.lengths,
     }  # fmt: skip
 
     def make() -> Workload:
@@ -273,7 +286,7 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     return Controller(
         geometry, predictor, part["cache"], part["precision"], part["placement"], loader, route=route,
         ram_cache=ram_cache, payload=part["payload"],
-        predicts_later=hardware.prediction_us > 0 and not isinstance(predictor, NoPrediction),
+        predicts_later=hardware.predicts_later(predictor.lookahead_sites) and not isinstance(predictor, NoPrediction),
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
     )  # fmt: skip
 

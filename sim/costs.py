@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sim.hardware import Hardware
+from sim.measured import time_ns
 from sim.model import PRECISION_BITS, Model
 from sim.types import HostCosts, Step
 from sim.units import GIB, gib, us
+
+WRITTEN_OUT_BITS = 16.0
+"""Of a weight that is dequantised before its use."""
 
 
 class Durations(Protocol):
@@ -83,18 +87,24 @@ class Roofline:
     sequence. ``site_bytes[precision][site]``: where a variant's bytes differ from site to site, its work goes by them.
     ``active_share``: of what moves of an expert, the share of weights that one token reads (FloE's sparse kernel);
     several rows read all. ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what
-    a link moves takes no time (a reference, no machine).
+    a link moves takes no time (a reference, no machine). ``forecast_sites``: how many gates ahead the predictor runs at
+    every gate, where the machine says what that costs.
     """
 
     def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str],
                  site_bytes: Sequence[Sequence[int]] | None = None, *, active_share: float = 1.0, decision_ns: int = 0,
-                 free_copies: bool = False) -> None:  # fmt: skip
+                 free_copies: bool = False, forecast_sites: int = 0) -> None:  # fmt: skip
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
         self.host: HostCosts = replace(costs, issue_ns=costs.issue_ns + decision_ns)
         self._active_share, self._free_copies = active_share, free_copies
         self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
-        self.prediction_ns = us(hardware.prediction_us)
+        self._forecast_ns, later_ns = self._forecasting(forecast_sites)
+        self.prediction_ns = us(hardware.prediction_us) + later_ns
+        self._measured = hardware.measured
+        if self._measured is not None:
+            self._measured.check_model(model.sizes_of or model.name)
+        self._tables = [self._measured.expert_us.get(p) if self._measured else None for p in precisions]
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
         self._expert: dict[tuple[int, int, int], int] = {}
@@ -115,8 +125,22 @@ class Roofline:
             times.append(self._dense[at])
         return times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
 
+    def _forecasting(self, sites: int) -> tuple[int, int]:
+        """What running so many gates ahead for one row adds to the dense work, and to the time until the answer."""
+        part, m = self.hardware.forecasting, self.model
+        if part is None or not sites:
+            return 0, 0
+        params = sites * m.experts * m.hidden
+        flops, read_bytes = 2 * params, params * m.dense_bits / 8
+        if part.on == "compute":
+            return self.hardware.compute.operation_ns(flops, read_bytes, part.launches), 0
+        assert self.hardware.cpu is not None
+        return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
+
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
         """The layers of one site without its experts. An encoder's rows attend to all of their prompt."""
+        if self._measured is not None and self._measured.dense_us and rows == 1:
+            return time_ns(self._measured.dense_us, context) + self._forecast_ns
         m, compute = self.model, self.hardware.compute
         layers, encodes = m.layers_at(site), m.is_encoder(site)
         attended = context - (0 if encodes else (rows / sequences - 1) / 2)
@@ -126,7 +150,7 @@ class Roofline:
         launches = (
             layers * compute.dense_launches + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
         )
-        return compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
+        return compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches) + self._forecast_ns
 
     def tail_ns(self, step: Step) -> int:
         """The LM head; after a prompt that an encoder has read, the decoder's keys and values of it."""
@@ -139,12 +163,21 @@ class Roofline:
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         if (precision, site, tokens) not in self._expert:
-            params, moved_bytes = self._expert_size(precision, site)
-            compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
-            read_bytes = moved_bytes * share + self._resident_bytes[precision]
-            duration = compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
-            self._expert[precision, site, tokens] = duration
+            self._expert[precision, site, tokens] = self._one_expert_ns(precision, site, tokens)
         return self._expert[precision, site, tokens]
+
+    def _one_expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        if (table := self._tables[precision]) is not None:
+            return time_ns(table, tokens)
+        params, moved_bytes = self._expert_size(precision, site)
+        compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
+        read_bytes = moved_bytes * share + self._resident_bytes[precision]
+        written_out = 0
+        if compute.dequantise_launches and self._bits[precision] < WRITTEN_OUT_BITS:
+            in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
+            written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
+            read_bytes = in_full
+        return written_out + compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         """Raise ValueError if this machine's description has no CPU that computes."""
@@ -169,19 +202,17 @@ class Roofline:
         return size * 8 / bits, size
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        return 0 if self._free_copies else self.hardware.links[link].hop_ns(moved_bytes)
+        return 0 if self._free_copies else self.hardware.hop_ns(link, moved_bytes)
 
     def latency_ns(self, link: int) -> int:
         return 0 if self._free_copies else self.hardware.links[link].latency_ns
 
 
 class StepLimits(Protocol):
-    """What the steps of a run never exceed: tokens of a sequence, sequences at once, rows of a step."""
+    """What the steps of a run never exceed: tokens of all sequences that run at once, rows of a step."""
 
     @property
-    def longest(self) -> int: ...
-    @property
-    def together(self) -> int: ...
+    def tokens(self) -> int: ...
     @property
     def rows(self) -> int: ...
 
@@ -218,7 +249,7 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
     blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
     ledger = Ledger(
         dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
-        kv_bytes=limits.together * limits.longest * model.kv_bytes_per_token,
+        kv_bytes=limits.tokens * model.kv_bytes_per_token,
         activation_bytes=limits.rows * 2 * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
         slot_bytes=slot_bytes,
         staging_bytes=staging_bytes,

@@ -144,7 +144,7 @@ class Frames:
             "step": np.repeat(np.arange(len(steps)), [step.rows for step in steps]),
             "sequence": trace.sequence[row].astype(np.int64),
             "position": trace.position[row].astype(np.int64),
-            "phase": trace.phase[row].astype(np.int64),
+            "phase": self.workload.phase[row].astype(np.int64),
         })  # fmt: skip
         return rows.group_by("step", "sequence", maintain_order=True).last()
 

@@ -168,7 +168,7 @@ class StepGate:
 
     @property
     def row_phase(self) -> IntArray:
-        return self.workload.trace.phase[self._trace_rows()]
+        return self.workload.phase[self._trace_rows()]
 
     @property
     def row_position(self) -> IntArray:

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from sim.link_parts import RATES, Gather, Reads
+from sim.measured import Measured, time_ns
 from sim.types import HostCosts, Route
-from sim.units import NS_PER_S, gb_per_s, gib, require_number, tflops, us
-
-RATES = (1e-3, 1e5)
-"""GB/s: below any card reader, above ten times the memory of a large GPU. What lies outside is a slip of units."""
-
-
-def _require_range(name: str, value: object, low: float, high: float, unit: str) -> None:
-    require_number(name, value)
-    assert isinstance(value, int | float)
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value!r} must be from {low:g} to {high:g}; give {unit}")
+from sim.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a link: ``overhead + bytes / (peak * efficiency)`` for each service.
+    """One direction of a link: ``overhead + calls * per_call + bytes / (peak * efficiency)`` for each service.
 
     ``engines`` serve at once and share the bandwidth. ``head_bytes``: 0, or after how many bytes of a transfer the next
-    link inwards may begin (cut-through). ``name`` is the link's key in ``hardware.links``.
+    link inwards may begin (cut-through). ``name`` is the link's key in ``hardware.links``. ``pageable``: the share of
+    the bandwidth that copies from pageable memory reach.
+
+    A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes`` each. ``reads``: the
+    link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied.
     """
 
     peak_gb_per_s: float
@@ -34,6 +30,11 @@ class Link:
     head_bytes: int = 0
     name: str = ""
     pageable: float = 0.5
+    per_call_us: float = 0.0
+    calls: int = 1
+    call_bytes: int = 0
+    reads: Reads | None = None
+    gather: Gather | None = None
 
     def __post_init__(self) -> None:
         if self.name:
@@ -42,22 +43,47 @@ class Link:
     def check(self) -> None:
         """Raise ValueError, naming the key, for what no link can be."""
         place = f"hardware.links.{self.name}"
-        _require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
-        _require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
-        _require_range(f"{place}.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
-        require_number(f"{place}.engines", self.engines, minimum=1, whole=True)
-        _require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
-        require_number(f"{place}.head_bytes", self.head_bytes, whole=True)
-        _require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
+        require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
+        require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
+        for name in ("overhead_us", "per_call_us"):
+            require_range(f"{place}.{name}", getattr(self, name), 0, 1e7, "microseconds")
+        for name, least in (("engines", 1), ("calls", 1), ("head_bytes", 0), ("call_bytes", 0)):
+            require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
+        require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
+        require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
+        for name, kind in (("reads", Reads), ("gather", Gather)):
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, kind):
+                raise ValueError(f"{place}.{name}={part!r} must be null or a section with its _target_")
+        if self.reads is not None and self.gather is not None:
+            raise ValueError(f"{place} has reads and gather: a link begins at a drive or in memory; give two links")
+        if self.engines > 1 and (self.reads is not None or self.gather is not None or self.call_bytes):
+            raise ValueError(
+                f"{place}.engines={self.engines} does not go with reads, gather or call_bytes: what several engines "
+                f"share is a plain bandwidth; set engines=1 (reads.queue_depth has several reads at once)"
+            )
 
     def hop_ns(self, moved_bytes: int) -> int:
         """One service that shares the link with nothing."""
-        return self.latency_ns + round(moved_bytes * NS_PER_S / self.bytes_per_s)
+        rate = self.bytes_per_s
+        if self.reads is not None:
+            copy_s = self.reads.time_s(moved_bytes, rate)
+        elif self.gather is not None:
+            copy_s = self.gather.time_s(moved_bytes, rate)
+        else:
+            return self.latency_ns + self._more_calls(moved_bytes) + round(moved_bytes * NS_PER_S / rate)
+        return self.latency_ns + self._more_calls(moved_bytes) + round(copy_s * NS_PER_S)
+
+    def _more_calls(self, moved_bytes: int) -> int:
+        """ns of the calls that a service of so many bytes takes beyond ``calls``."""
+        if not self.call_bytes:
+            return 0
+        return max(0, -(-moved_bytes // self.call_bytes) - self.calls) * us(self.per_call_us)
 
     @property
     def latency_ns(self) -> int:
         """The part of every service that draws no bandwidth."""
-        return us(self.overhead_us)
+        return us(self.overhead_us) + self.calls * us(self.per_call_us)
 
     @property
     def bytes_per_s(self) -> float:
@@ -66,7 +92,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Compute:
-    """``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) + launches * launch`` for each operation."""
+    """``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) + launches * launch`` for each operation.
+
+    ``dequantise_launches``: 0 where the expert's own kernels read quantised weights; else before each use they are
+    written out in 16 bits, in so many launches, and read from there.
+    """
 
     peak_tflops: float
     flops_efficiency: float
@@ -76,13 +106,14 @@ class Compute:
     dense_launches: int
     expert_launches: int
     tail_launches: int
+    dequantise_launches: int = 0
 
     def __post_init__(self) -> None:
         _check_roofline("hardware.compute", self)
-        _require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
-        for name in ("dense_launches", "expert_launches", "tail_launches"):
+        require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
+        for name in ("dense_launches", "expert_launches", "tail_launches", "dequantise_launches"):
             require_number(f"hardware.compute.{name}", getattr(self, name), whole=True)
-            _require_range(f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation")
+            require_range(f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation")
 
     def operation_ns(self, flops: float, moved_bytes: float, launches: int) -> int:
         return _roofline_ns(self, flops, moved_bytes) + launches * us(self.launch_us)
@@ -103,17 +134,17 @@ class Cpu:
 
     def __post_init__(self) -> None:
         _check_roofline("hardware.cpu", self)
-        _require_range("hardware.cpu.round_trip_us", self.round_trip_us, 0, 1e7, "microseconds")
+        require_range("hardware.cpu.round_trip_us", self.round_trip_us, 0, 1e7, "microseconds")
 
     def operation_ns(self, flops: float, moved_bytes: float) -> int:
         return _roofline_ns(self, flops, moved_bytes) + us(self.round_trip_us)
 
 
 def _check_roofline(place: str, part: Compute | Cpu) -> None:
-    _require_range(f"{place}.peak_tflops", part.peak_tflops, 1e-6, 1e6, "10**12 operations a second")
-    _require_range(f"{place}.memory_gb_per_s", part.memory_gb_per_s, *RATES, "10**9 bytes a second")
+    require_range(f"{place}.peak_tflops", part.peak_tflops, 1e-6, 1e6, "10**12 operations a second")
+    require_range(f"{place}.memory_gb_per_s", part.memory_gb_per_s, *RATES, "10**9 bytes a second")
     for name in ("flops_efficiency", "memory_efficiency"):
-        _require_range(f"{place}.{name}", getattr(part, name), 1e-3, 1, "a share of the peak")
+        require_range(f"{place}.{name}", getattr(part, name), 1e-3, 1, "a share of the peak")
 
 
 def _roofline_ns(part: Compute | Cpu, flops: float, moved_bytes: float) -> int:
@@ -133,7 +164,7 @@ class Host:
 
     def __post_init__(self) -> None:
         for name in ("sync_us", "issue_us", "wake_us", "post_us"):
-            _require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
+            require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
 
     @property
     def costs(self) -> HostCosts:
@@ -148,7 +179,22 @@ class Ram:
     filled_by: str
 
     def __post_init__(self) -> None:
-        _require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
+        require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
+
+
+@dataclass(frozen=True)
+class Forecasting:
+    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied ``on`` the device's
+    compute stream, before the gate whose input they are fed, or on the host's ``cpu``, which answers later.
+    """
+
+    on: str
+    launches: int = 2
+
+    def __post_init__(self) -> None:
+        if self.on not in ("compute", "cpu"):
+            raise ValueError(f"hardware.forecasting.on={self.on!r}; allowed: compute, cpu")
+        require_number("hardware.forecasting.launches", self.launches, whole=True)
 
 
 @dataclass(frozen=True)
@@ -158,7 +204,8 @@ class Hardware:
     ``links`` are given by name (or in a list), the one that ends at the device first, each further one where the one
     before it begins. Where the experts rest is the far end of the last. ``ram``: None, or a managed tier on the way.
     ``cpu``: None where experts are not computed on the host. ``prediction_us``: from a gate to its forecasts (0: at
-    once). ``preset``: where the figures come from; ``validated``: what was measured here.
+    once); ``forecasting``: None where running gates ahead costs nothing more. ``measured``: tables that take the place
+    of formulas. ``preset``: where the figures come from; ``validated``: what was measured here.
     """
 
     name: str
@@ -173,17 +220,31 @@ class Hardware:
     ram: Ram | None = None
     cpu: Cpu | None = None
     prediction_us: float = 0.0
+    forecasting: Forecasting | None = None
+    measured: Measured | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
         parts = (("compute", self.compute, Compute), ("host", self.host, Host), ("ram", self.ram, Ram | None),
-                 ("cpu", self.cpu, Cpu | None))  # fmt: skip
+                 ("cpu", self.cpu, Cpu | None), ("forecasting", self.forecasting, Forecasting | None),
+                 ("measured", self.measured, Measured | None))  # fmt: skip
         for name, part, kind in parts:
             if not isinstance(part, kind):
                 raise ValueError(f"hardware.{name} of {self.name} must be a section with its _target_, got {part!r}")
-        _require_range("hardware.memory_gib", self.memory_gib, 1e-6, 1e6, "GiB")
-        _require_range("hardware.reserved_gib", self.reserved_gib, 0, 1e6, "GiB")
-        _require_range("hardware.prediction_us", self.prediction_us, 0, 1e7, "microseconds")
+        require_range("hardware.memory_gib", self.memory_gib, 1e-6, 1e6, "GiB")
+        require_range("hardware.reserved_gib", self.reserved_gib, 0, 1e6, "GiB")
+        require_range("hardware.prediction_us", self.prediction_us, 0, 1e7, "microseconds")
+        if self.reserved_gib >= self.memory_gib:
+            raise ValueError(
+                f"hardware.reserved_gib={self.reserved_gib:g} leaves nothing of hardware.memory_gib={self.memory_gib:g}"
+            )
+        if self.forecasting is not None and self.forecasting.on == "cpu" and self.cpu is None:
+            raise ValueError(f"hardware.forecasting.on=cpu, but hardware {self.name} has no cpu section")
+        if self.measured is not None and (unknown := set(self.measured.copy_us) - set(self.link_names)):
+            raise ValueError(
+                f"hardware.measured.copy_us has {', '.join(sorted(unknown))}; the links of {self.name} are "
+                f"{', '.join(self.link_names)}"
+            )
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
         # A route that cannot be is refused here, with the machine.
@@ -192,6 +253,18 @@ class Hardware:
     @property
     def memory_bytes(self) -> int:
         return gib(self.memory_gib)
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        """One service on a link (by number) that shares it with nothing."""
+        one = self.links[link]
+        if self.measured is not None and one.name in self.measured.copy_us:
+            return time_ns(self.measured.copy_us[one.name], moved_bytes)
+        return one.hop_ns(moved_bytes)
+
+    def predicts_later(self, forecast_sites: int) -> bool:
+        """Whether forecasts take effect some time after their gate."""
+        on_cpu = self.forecasting is not None and self.forecasting.on == "cpu" and forecast_sites > 0
+        return on_cpu or self.prediction_us > 0
 
     def unpinned(self) -> Hardware:
         """The same machine, whose copies to the device come from pageable memory."""

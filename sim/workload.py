@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from sim.batching import Batcher, Part, Request, arrival_times
 from sim.choices import Choices, Needs, Rows
 from sim.gate_inputs import GateInputs
 from sim.gates import RoutedChoice, StepGate
+from sim.lengths import Lengths, cut_rows
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, Trace, TraceSequence
 from sim.types import Step
@@ -39,11 +40,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 class Limits:
     """What a machine must hold at most, whenever the requests arrive.
 
-    ``longest``: tokens of the longest sequence; ``together``: sequences that run at the same time; ``rows`` of a step.
+    ``tokens``: of all sequences that run at the same time, up to the latest of each; ``rows`` of a step.
     """
 
-    longest: int
-    together: int
+    tokens: int
     rows: int
 
 
@@ -76,6 +76,7 @@ class Workload:
     with prompts cut to ``prefill_chunk`` rows a step if given (see `Batcher`). Requests arrive, in the order of their
     sequences' numbers, at 0, or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at
     ``arrivals`` (ns).
+    ``lengths`` cut every sequence to a prompt and decoded tokens of given numbers (`sim.lengths`).
     ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``). ``gate_inputs`` may be put in, for
     predictors that read them.
 
@@ -88,20 +89,26 @@ class Workload:
     def __init__(self, trace: Trace, *, split: str = "eval", batching: str = "recorded", together: int = 1,
                  prefill_chunk: int | None = None, arrivals_per_s: float | None = None, arrival_seed: int = 0,
                  arrivals: Sequence[int] | None = None, lookahead: int = 0, norm: str = "raw",
-                 exclude: Sequence[str] = (), max_sequences: int | None = None) -> None:  # fmt: skip
+                 exclude: Sequence[str] = (), max_sequences: int | None = None,
+                 lengths: Lengths | None = None) -> None:  # fmt: skip
         self.trace = trace
         self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
-        _check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals)
+        self.lengths = lengths or Lengths()
+        _check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
         _check_lookahead(trace, lookahead, norm)
         # Padding stands beside other sequences: where steps are composed there is none.
         takes_part = trace.valid | (batching == "recorded")
-        self.sequences = _chosen(trace, split, exclude, max_sequences, trace.sequence[takes_part])
+        chosen = _chosen(trace, split, exclude, trace.sequence[takes_part])
+        self.sequences = self.lengths.fit(trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen)
+        self.sequences = self.sequences[:max_sequences]
         self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
         self.is_timed = False
         self.steps: list[Step] = []
+        self.phase = trace.phase
+        """By row of the trace: what it is in this run, which lengths may change."""
         self._schedule: Schedule | None = None
         self._place: list[int] | None = None  # of each run row among those of ``choices``; None: the same
         encoder = trace.header.encoder_sites
@@ -158,8 +165,11 @@ class Workload:
         trace = self.trace
         rows = np.flatnonzero(np.isin(trace.sequence, list(self.arrivals_ns)) & trace.valid)
         rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+        if self.lengths.asked:
+            rows, self.phase = cut_rows(rows, trace, self.sequences)
+        decode = self.phase[rows] == DECODE
         self._use_rows(rows)
-        sequence, decode = trace.sequence[rows], trace.phase[rows] == DECODE
+        sequence = trace.sequence[rows]
         if (back := (sequence[1:] == sequence[:-1]) & decode[:-1] & ~decode[1:]).any():
             raise ValueError(
                 f"trace {trace.header.name} has prompt rows after decoded ones in sequence {sequence[1:][back][0]}, so "
@@ -174,8 +184,9 @@ class Workload:
         ]
         batcher = self._batcher()
         if self.is_timed:
-            together = min(self.together, len(self._requests))
-            self.limits = Limits(int(self._tokens_so_far.max()), together, batcher.most_rows)
+            last = first + count - 1
+            longest = np.sort(self._tokens_so_far[last])[::-1][: self.together]
+            self.limits = Limits(int(longest.sum()), batcher.most_rows)
             self._place = []
             return
         place: list[int] = []
@@ -222,10 +233,18 @@ class Workload:
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
 
     def _limits_of_steps(self) -> Limits:
-        began = accumulate(len(step.begins) for step in self.steps)
-        ended = accumulate(chain([0], (len(step.ends) for step in self.steps)))
-        together = max(a - b for a, b in zip(began, ended, strict=False))
-        return Limits(int(self._tokens_so_far.max()), together, max(step.rows for step in self.steps))
+        """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out, too."""
+        counts = [step.rows for step in self.steps]
+        step = np.repeat(np.arange(len(self.steps)), counts)
+        sequence, tokens = self._by_run(self.trace.sequence[self.choices.row]), self._by_run(self._tokens_so_far)
+        order = np.lexsort((tokens, step, sequence))
+        step, sequence, tokens = step[order], sequence[order], tokens[order]
+        is_first = np.diff(sequence, prepend=-1) != 0
+        more = np.where(is_first, tokens, np.diff(tokens, prepend=0))
+        held = np.bincount(step, np.maximum(more, 0), len(self.steps) + 1)
+        is_last = np.append(is_first[1:], True)
+        held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
+        return Limits(round(held.cumsum().max()), max(counts))
 
     # ---- rows, in the order of the run
 
@@ -348,7 +367,7 @@ class Workload:
 
 
 def _check_batching(batching: str, together: int, prefill_chunk: int | None, arrivals_per_s: float | None,
-                    arrivals: Sequence[int] | None) -> None:  # fmt: skip
+                    arrivals: Sequence[int] | None, lengths: Lengths) -> None:  # fmt: skip
     if batching not in BATCHINGS:
         raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
     require_number("workload.together", together, minimum=1, whole=True)
@@ -360,7 +379,8 @@ def _check_batching(batching: str, together: int, prefill_chunk: int | None, arr
     if batching != "recorded":
         return
     given = {"together": together if together != 1 else None, "prefill_chunk": prefill_chunk,
-             "arrivals_per_s": arrivals_per_s, "arrivals": arrivals}  # fmt: skip
+             "arrivals_per_s": arrivals_per_s, "arrivals": arrivals, "prompt_tokens": lengths.prompt_tokens,
+             "decode_tokens": lengths.decode_tokens}  # fmt: skip
     for name, value in given.items():
         if value is not None:
             raise ValueError(
@@ -384,8 +404,7 @@ def _check_lookahead(trace: Trace, depth: int, norm: str) -> None:
         raise ValueError(f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])")
 
 
-def _chosen(trace: Trace, split: str, exclude: Sequence[str], most: int | None,
-            rows: NDArray[np.int32]) -> tuple[TraceSequence, ...]:  # fmt: skip
+def _chosen(trace: Trace, split: str, exclude: Sequence[str], rows: NDArray[np.int32]) -> tuple[TraceSequence, ...]:
     """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can take part."""
     name = trace.header.name
     if split not in SPLITS:
@@ -398,7 +417,7 @@ def _chosen(trace: Trace, split: str, exclude: Sequence[str], most: int | None,
         )
     present = set(np.unique(rows).tolist())
     chosen = [s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present]
-    chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)][:most]
+    chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)]
     if not chosen:
         raise ValueError(f"trace {name} has no sequences for split={split} without flags {list(exclude)}")
     return tuple(chosen)

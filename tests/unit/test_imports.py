@@ -20,6 +20,7 @@ LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
      "trace_storage", "trace_parts", "residency_log",
+     "lengths", "link_parts", "measured", "page_cache",
      "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",

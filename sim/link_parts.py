@@ -1,0 +1,98 @@
+"""What stands behind a link's bandwidth: reads of a drive, a host that gathers. Closed forms, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.units import gb_per_s, require_flag, require_number, require_range
+
+RATES = (1e-3, 1e5)
+"""GB/s: below any card reader, above ten times the memory of a large GPU. What lies outside is a slip of units."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """A drive that is read block by block: at most ``queue_depth`` reads of ``block_bytes`` are asked for at once.
+
+    A read's data follows ``latency_us`` after it was asked for (plus ``fault_us`` where a page fault asks: then
+    ``block_bytes`` is the readahead and ``queue_depth`` the number of threads), as soon as the drive's one channel has
+    passed on what came before. ``scattered``: an expert's blocks do not lie together, and the drive passes them on at
+    ``scattered_gb_per_s`` instead of the link's bandwidth.
+    """
+
+    block_bytes: int
+    queue_depth: int
+    latency_us: float
+    fault_us: float = 0.0
+    scattered: bool = False
+    scattered_gb_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require_number("reads.block_bytes", self.block_bytes, minimum=512, whole=True)
+        require_number("reads.queue_depth", self.queue_depth, minimum=1, whole=True)
+        require_range("reads.latency_us", self.latency_us, 0, 1e7, "microseconds")
+        require_range("reads.fault_us", self.fault_us, 0, 1e6, "microseconds")
+        require_flag("reads.scattered", self.scattered)
+        if self.scattered_gb_per_s is not None:
+            require_range("reads.scattered_gb_per_s", self.scattered_gb_per_s, *RATES, "10**9 bytes a second")
+        elif self.scattered:
+            raise ValueError("reads.scattered=True needs reads.scattered_gb_per_s, the rate of such reads")
+
+    def time_s(self, moved_bytes: int, bytes_per_s: float) -> float:
+        """From the first request to the last byte.
+
+        Read k is asked for when read k - depth is done, and passed on when it is ready and read k - 1 has been passed
+        on. Either the channel never waits, or each ``queue_depth`` reads wait for the first of those before them.
+        """
+        if moved_bytes <= 0:
+            return 0.0
+        if self.scattered and self.scattered_gb_per_s is not None:
+            bytes_per_s = min(bytes_per_s, gb_per_s(self.scattered_gb_per_s))
+        latency = (self.latency_us + self.fault_us) / 1e6
+        count = -(-moved_bytes // self.block_bytes)
+        each = self.block_bytes / bytes_per_s
+        last = (moved_bytes - (count - 1) * self.block_bytes) / bytes_per_s
+        rounds, place = divmod(count - 1, self.queue_depth)
+        busy = latency + (count - 1) * each + last
+        waiting = rounds * (latency + each) + latency + place * each + last
+        return max(busy, waiting)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The host copies an expert's scattered parts into one buffer, piece by piece, each piece before its copy begins.
+
+    ``threads`` move ``gb_per_s_per_thread`` each, together at most ``dram_gb_per_s`` of the memory that they read and
+    write (twice what they move). While a piece is copied the next is gathered.
+    """
+
+    threads: int
+    gb_per_s_per_thread: float
+    dram_gb_per_s: float
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        require_number("gather.threads", self.threads, minimum=1, whole=True)
+        require_range("gather.gb_per_s_per_thread", self.gb_per_s_per_thread, *RATES, "10**9 bytes a second")
+        require_range("gather.dram_gb_per_s", self.dram_gb_per_s, *RATES, "10**9 bytes a second")
+        require_number("gather.piece_bytes", self.piece_bytes, minimum=1, whole=True)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return min(self.threads * gb_per_s(self.gb_per_s_per_thread), gb_per_s(self.dram_gb_per_s) / 2)
+
+    def time_s(self, moved_bytes: int, bytes_per_s: float) -> float:
+        """Gathered and copied at ``bytes_per_s``: two stages in a line, of equal pieces and a last shorter one.
+
+        Of such a line the time is the largest, over the pieces k, of what gathers up to k and copies from k on take;
+        between the first and the last but one that changes evenly, so that three of them are enough.
+        """
+        if moved_bytes <= 0:
+            return 0.0
+        gather, copy = 1 / self.bytes_per_s, 1 / bytes_per_s
+        before = (-(-moved_bytes // self.piece_bytes) - 1) * self.piece_bytes
+        last, first = moved_bytes - before, min(self.piece_bytes, moved_bytes)
+        through_first = first * gather + moved_bytes * copy
+        through_last = moved_bytes * gather + last * copy
+        through_last_but_one = before * gather + (min(self.piece_bytes, before) + last) * copy
+        return max(through_first, through_last, through_last_but_one)

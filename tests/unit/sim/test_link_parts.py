@@ -1,0 +1,159 @@
+"""Drives and gathers: closed forms against the step-by-step course of the same, and by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sim.hardware import Link
+from sim.link_parts import Gather, Reads
+
+GB = 1e9
+
+
+def read_course(reads: Reads, moved_bytes: int, bytes_per_s: float) -> float:
+    """Read by read: asked for when the one ``queue_depth`` before it is done, passed on in order over one channel."""
+    done: list[float] = []
+    left = moved_bytes
+    while left > 0:
+        size = min(left, reads.block_bytes)
+        asked = done[-reads.queue_depth] if len(done) >= reads.queue_depth else 0.0
+        ready = asked + (reads.latency_us + reads.fault_us) / 1e6
+        done.append(max(ready, done[-1] if done else 0.0) + size / bytes_per_s)
+        left -= size
+    return done[-1] if done else 0.0
+
+
+def gather_course(gather: Gather, moved_bytes: int, bytes_per_s: float) -> float:
+    """Piece by piece: gathered one after another, each copied when it and the copy before it are done."""
+    gathered = copied = 0.0
+    left = moved_bytes
+    while left > 0:
+        size = min(left, gather.piece_bytes)
+        gathered += size / gather.bytes_per_s
+        copied = max(gathered, copied) + size / bytes_per_s
+        left -= size
+    return copied
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reads_take_what_their_course_takes(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(300):
+        reads = Reads(draw.choice((512, 4096, 131_072)), draw.choice((1, 2, 3, 8, 32)), draw.choice((0.0, 5.0, 80.0)),
+                      fault_us=draw.choice((0.0, 1.5)))  # fmt: skip
+        size, rate = draw.randint(0, 40 * reads.block_bytes), draw.choice((0.05, 0.5, 3.0, 12.0)) * GB
+        assert reads.time_s(size, rate) == pytest.approx(read_course(reads, size, rate), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gather_and_its_copies_take_what_their_course_takes(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(300):
+        gather = Gather(draw.randint(1, 8), draw.choice((0.5, 3.0, 9.0)), draw.choice((4.0, 40.0, 200.0)),
+                        draw.choice((1, 1_000, 65_536)))  # fmt: skip
+        size, rate = draw.randint(0, 30 * gather.piece_bytes), draw.choice((0.5, 3.0, 25.0)) * GB
+        assert gather.time_s(size, rate) == pytest.approx(gather_course(gather, size, rate), rel=1e-12)
+
+
+def test_one_read_at_a_time_waits_for_each() -> None:
+    """1 MiB in 8 blocks of 128 KiB at 1 GB/s, 80 us each: 8 x (80 + 131.072) us; 8 at once wait once."""
+    assert Reads(131_072, 1, 80.0).time_s(1 << 20, GB) == pytest.approx(8 * (80 + 131.072) / 1e6)
+    assert Reads(131_072, 8, 80.0).time_s(1 << 20, GB) == pytest.approx((80 + 8 * 131.072) / 1e6)
+
+
+def test_a_page_fault_adds_to_each_of_its_reads() -> None:
+    """Readahead of 128 KiB: 8 faults of 10 us more than reads of one thread."""
+    quick, faulting = Reads(131_072, 1, 80.0), Reads(131_072, 1, 80.0, fault_us=10.0)
+    assert faulting.time_s(1 << 20, GB) - quick.time_s(1 << 20, GB) == pytest.approx(80e-6)
+
+
+def test_scattered_blocks_are_passed_on_at_their_own_rate() -> None:
+    scattered = Reads(4096, 64, 0.0, scattered=True, scattered_gb_per_s=0.5)
+    assert scattered.time_s(4096 * 1000, 3 * GB) == pytest.approx(4096 * 1000 / 0.5e9)
+    assert Reads(4096, 64, 0.0, scattered_gb_per_s=0.5).time_s(4096 * 1000, GB) == pytest.approx(4.096e-3)
+    assert scattered.time_s(4096 * 1000, 0.1 * GB) == pytest.approx(4.096e6 / 1e8), "never above the link itself"
+
+
+def test_threads_gather_at_most_half_of_what_the_memory_can_do() -> None:
+    """Four threads of 6 GB/s are 24; the memory's 40 GB/s, read and written, leave 20."""
+    assert Gather(4, 6.0, 200.0, 1).bytes_per_s == 24e9
+    assert Gather(4, 6.0, 40.0, 1).bytes_per_s == 20e9
+
+
+def test_whichever_stage_is_slower_sets_the_pace() -> None:
+    """100 MB in pieces of 1 MB: gathered at 2 GB/s and copied at 25, or gathered at 100 and copied at 25."""
+    assert Gather(1, 2.0, 100.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(50e-3 + 1e6 / 25e9)
+    assert Gather(20, 5.0, 200.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(4e-3 + 1e6 / 100e9)
+
+
+# ---- on a link -------------------------------------------------------------------------------------------------------
+
+
+def link(**changes: Any) -> Link:
+    """5 GB/s, reached; 6 us."""
+    values: dict[str, Any] = {"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0, "name": "pcie"}
+    return Link(**(values | changes))
+
+
+def test_each_copy_of_a_service_has_its_own_cost() -> None:
+    """Three tensors: 6 us, three times 5 us, and 1 MB at 5 GB/s."""
+    assert link(per_call_us=5.0, calls=3).hop_ns(10**6) == 6_000 + 15_000 + 200_000
+    assert link(per_call_us=5.0, calls=3).latency_ns == 21_000
+
+
+def test_a_service_takes_as_many_copies_as_its_bytes_need() -> None:
+    """At most 300,000 B a copy: four for 1 MB; three, as there are always, for 900,000 B; more bytes never take less."""
+    one = link(per_call_us=5.0, calls=3, call_bytes=300_000)
+    assert one.hop_ns(10**6) == 6_000 + 20_000 + 200_000
+    assert one.hop_ns(900_000) == 6_000 + 15_000 + 180_000
+
+
+def test_a_link_from_a_drive_adds_its_overhead_to_the_reads() -> None:
+    """Two blocks of 4096 B at 5 GB/s, one at a time, 10 us each."""
+    reads = Reads(4096, 1, 10.0)
+    assert link(reads=reads).hop_ns(8192) == 6_000 + round(2 * (10_000 + 4096 / 5))
+
+
+def test_a_link_with_a_gather_is_a_line_of_two_stages() -> None:
+    gather = Gather(1, 2.0, 100.0, 10**6)
+    assert link(gather=gather).hop_ns(10**8) == 6_000 + 50_000_000 + 200_000
+
+
+def test_without_these_a_link_is_what_it_was() -> None:
+    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [6000, 6000, 6001, 6002, 200_006_000]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_call_us": -1}, r"hardware\.links\.pcie\.per_call_us=-1 must be"),
+        ({"calls": 0}, r"hardware\.links\.pcie\.calls=0 must be a whole number >= 1"),
+        ({"reads": 4096}, r"hardware\.links\.pcie\.reads=4096 must be null or a section"),
+        ({"reads": Reads(4096, 1, 0.0), "gather": Gather(1, 1.0, 1.0, 1)}, r"has reads and gather"),
+        ({"reads": Reads(4096, 1, 0.0), "engines": 2}, r"engines=2 does not go with reads, gather or call_bytes"),
+        ({"call_bytes": 1, "engines": 2}, r"engines=2 does not go with reads, gather or call_bytes"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        link(**changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Reads(100, 1, 0.0), r"reads\.block_bytes=100 must be a whole number >= 512"),
+        (lambda: Reads(4096, 0, 0.0), r"reads\.queue_depth=0 must be"),
+        (lambda: Reads(4096, 1, -1.0), r"reads\.latency_us=-1\.0 must be"),
+        (lambda: Reads(4096, 1, 0.0, scattered=True), r"scattered=True needs reads\.scattered_gb_per_s"),
+        (lambda: Gather(0, 1.0, 1.0, 1), r"gather\.threads=0 must be"),
+        (lambda: Gather(1, 0.0, 1.0, 1), r"gather\.gb_per_s_per_thread=0\.0 must be .*; give 10\*\*9"),
+        (lambda: Gather(1, 1.0, 1.0, 0), r"gather\.piece_bytes=0 must be"),
+    ],
+)
+def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
