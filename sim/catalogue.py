@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -59,9 +59,9 @@ def trace_row(name: str, config: DictConfig, about: str) -> Row:
 
 
 def system_row(name: str, config: DictConfig, about: str) -> Row:
-    chosen = {}
-    for choice in OmegaConf.load(ROOT / "conf" / "system" / f"{name}.yaml").get("defaults") or ():
-        if isinstance(choice, Mapping) or OmegaConf.is_dict(choice):
+    chosen: dict[str, str] = {}
+    for choice in config.defaults:
+        if OmegaConf.is_dict(choice):
             chosen |= {str(key).rpartition("/")[2]: str(value) for key, value in choice.items()}
     return (name, *(chosen.get(part, "") for part in ("predictor", "cache", "precision", "loader")), about)
 
@@ -86,7 +86,8 @@ def table(kind: str) -> Table:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for place in sorted((ROOT / "conf" / group).glob("*.yaml")):
             # A system changes the rest of a run; what it is stands in its own file.
-            config = DictConfig({}) if group == "system" else compose(f"{group}/{place.stem}")[group]
+            config = OmegaConf.load(place) if group == "system" else compose(f"{group}/{place.stem}")[group]
+            assert isinstance(config, DictConfig)
             try:
                 lines.add_row(*row(place.stem, config, first_sentence(place)))
             except (InstantiationException, OSError, ValueError) as error:

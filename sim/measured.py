@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sim.units import require_number, us
 
@@ -45,13 +45,14 @@ class Measured:
 
 
 def _check(name: str, points: Points) -> None:
-    if isinstance(points, str) or not points or any(isinstance(p, str) or len(p) != 2 for p in points):
+    shaped = isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points)
+    if not points or not shaped:
         raise ValueError(f"{name}={points!r} must be a list of [argument, microseconds]")
     for argument, time_us in points:
         require_number(name, argument)
         require_number(name, time_us)
     arguments = [point[0] for point in points]
-    if any(b <= a for a, b in itertools.pairwise(arguments)):
+    if any(b <= a for a, b in pairwise(arguments)):
         raise ValueError(f"{name}: the arguments {arguments} must ascend")
 
 

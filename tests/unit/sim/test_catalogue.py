@@ -1,0 +1,48 @@
+"""What there is to choose from: every option has its line, and what is no list is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.build import ROOT
+from sim.catalogue import KINDS, first_sentence, main, table
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_of_a_kind_has_one_line_with_every_cell_filled(kind: str) -> None:
+    lines = table(kind)
+    names = [str(cell) for cell in lines.columns[0].cells]
+    assert names == sorted(path.stem for path in (ROOT / "conf" / KINDS[kind][0]).glob("*.yaml"))
+    assert len(names) == len(set(names)) > 2
+    optional = {"source", "predictor", "loader"} if kind in ("workloads", "systems") else set()
+    for column in lines.columns:
+        assert all(str(cell) for cell in column.cells) or column.header in optional, column.header
+
+
+def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
+    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 352.3 MB, 84 GiB in all."""
+
+    def line(kind: str, name: str) -> list[str]:
+        columns = [[str(cell) for cell in column.cells] for column in table(kind).columns]
+        return [column[columns[0].index(name)] for column in columns]
+
+    assert line("machines", "rtx4090_pcie4")[1:4] == ["24", "907.2", "pcie 25.7"]
+    assert line("models", "mixtral_8x7b")[1:5] == ["32 x 8, top-2", "46.7 B", "352.3 MB", "84 GiB"]
+    assert line("workloads", "hobbit_16_128")[1:3] == ["sequential", "16 / 128"]
+
+
+def test_what_an_option_is_stands_in_its_first_sentence(tmp_path: Path) -> None:
+    place = tmp_path / "x.yaml"
+    place.write_text("# @package _global_\n# A box, Tang et al. 2024 (sec. 3.4): fast\n# and small. It is red.\nx: 1\n")
+    assert first_sentence(place) == "A box, Tang et al. 2024 (sec. 3.4): fast and small"
+
+
+@pytest.mark.parametrize("words", [(), ("gpus",), ("models", "machines")])
+def test_what_is_no_list_is_refused_with_those_that_are(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert all(kind in error for kind in KINDS)
