@@ -18,8 +18,11 @@ POINTS = [[1, 10.0], [3, 20.0], [5, 60.0]]
 
 def compute(**changes: Any) -> Compute:
     """1 TFLOP/s and 100 GB/s, reached; launches of 1 us: two for dense work, three for an expert."""
-    return Compute(**({"peak_tflops": 2.0, "flops_efficiency": 0.5, "memory_gb_per_s": 200.0, "memory_efficiency": 0.5,
-                       "launch_us": 1.0, "dense_launches": 2, "expert_launches": 3, "tail_launches": 1} | changes))  # fmt: skip
+    values: dict[str, Any] = {
+        "peak_tflops": 2.0, "flops_efficiency": 0.5, "memory_gb_per_s": 200.0, "memory_efficiency": 0.5,
+        "launch_us": 1.0, "dense_launches": 2, "expert_launches": 3, "tail_launches": 1,
+    }  # fmt: skip
+    return Compute(**(values | changes))
 
 
 def machine(**changes: Any) -> Hardware:
