@@ -105,7 +105,7 @@ def test_each_copy_of_a_service_has_its_own_cost() -> None:
 
 
 def test_a_service_takes_as_many_copies_as_its_bytes_need() -> None:
-    """At most 300,000 B a copy: four for 1 MB; three, as there are always, for 900,000 B; more bytes never take less."""
+    """At most 300,000 B a copy: four for 1 MB; three, as there are always, for 900,000 B."""
     one = link(per_call_us=5.0, calls=3, call_bytes=300_000)
     assert one.hop_ns(10**6) == 6_000 + 20_000 + 200_000
     assert one.hop_ns(900_000) == 6_000 + 15_000 + 180_000
