@@ -1,0 +1,72 @@
+"""``python -m sim.study name=NAME [launcher=pool] [workers=N] [output_dir=DIR] [retry=yes] [OVERRIDES...]``
+
+``name``: a file of conf/study, or a path to one (docs/studies.md). Other words are overrides of every cell, as for
+``python -m sim``. The same words again go on where a study was stopped. Exit status: 0, 2 for what cannot be run or
+written, 3 where a cell was refused or failed, 130 and 143 where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sim.build import PARTS, SETTINGS
+from sim.study.cells import plan_cells
+from sim.study.conduct import answer, conduct, say
+from sim.study.launchers import OPTIONS, make_launcher
+from sim.study.plan import nearest, read_plan
+from sim.study.rows import DONE
+
+OWN = ("name", "launcher", "output_dir", "retry")
+OF_LAUNCHERS = tuple(dict.fromkeys(key for keys in OPTIONS.values() for key in keys))
+TOP_LEVEL = (*PARTS, *SETTINGS, "system", "experiment")
+INCOMPLETE = 3
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status, see above."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        options, overrides = sort_words(words)
+        plan = read_plan(options["name"]).with_base(overrides)
+        output_dir = Path(options.get("output_dir", f"outputs/studies/{plan.name}"))
+        given = {key: options[key] for key in OF_LAUNCHERS if key in options}
+        launcher = make_launcher(options.get("launcher", "pool"), given)
+        counts = conduct(plan.name, plan_cells(plan), launcher, output_dir, options.get("retry") == "yes", say)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what is finished is recorded, the same words go on", file=sys.stderr)
+        return 130
+    print(answer(plan.name, counts, output_dir))
+    return 0 if counts[DONE] == counts.total() else INCOMPLETE
+
+
+def sort_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The study's own options, and the overrides. Raise ValueError for a word that is neither."""
+    options: dict[str, str] = {}
+    overrides: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key in (*OWN, *OF_LAUNCHERS):
+            options[key] = value
+        elif "." in key or key.startswith(("+", "~")) or key in TOP_LEVEL:
+            overrides.append(word)
+        else:
+            known = (*OWN, *OF_LAUNCHERS, *TOP_LEVEL)
+            raise ValueError(
+                f"{word} is no option{nearest(key, known)}; a study has {', '.join((*OWN, *OF_LAUNCHERS))}, and every "
+                f"override of python -m sim"
+            )
+    if "name" not in options:
+        raise ValueError("which study? name=NAME of conf/study, or name=PATH of a file")
+    if options.get("retry", "no") not in ("yes", "no"):
+        raise ValueError(f"retry={options['retry']} must be yes or no")
+    return options, overrides
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""From overrides to cells: configurations composed once for every choice of files, values set in them, and their keys.
+
+Hydra composes what chooses files; plain values are then set in a copy of the result, with hydra's own rules (a key must
+be there, a section is merged), in a hundredth of the time. What is not plain goes through hydra.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sim.build import ROOT, trace_directory
+from sim.configure import configure, system_name
+from sim.metrics import VERSION
+from sim.study.plan import Plan, Values, nearest
+from sim.trace_header import parse_header, trace_sha256
+
+NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
+"""Settings on which no number of a run depends."""
+CONF = ROOT / "conf"
+KEY_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration to run. ``axes``: the values that the study varies, by key; ``config``: all, resolved."""
+
+    key: str
+    system: str
+    words: tuple[str, ...]
+    axes: dict[str, Any]
+    config: dict[str, Any]
+    trace_sha256: str | None
+
+
+def plan_cells(plan: Plan) -> list[Cell]:
+    """Every cell of a grid and a list, each configuration once. Raise ValueError for overrides that cannot be."""
+    found: dict[str, Cell] = {}
+    for values, words in plan.cells():
+        cell = make_cell(plan.base, values, words)
+        found.setdefault(cell.key, cell)
+    return list(found.values())
+
+
+def make_cell(base: Sequence[str], values: Values, words: Sequence[str] = ()) -> Cell:
+    """The cell of these overrides, in their order: the base's, the values', the words'."""
+    choices: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    for word in (*base, *words):
+        override = _parse(word)
+        key = override.key_or_group
+        is_plain = override.type is OverrideType.CHANGE and override.package is None and "$" not in word
+        if is_plain and not _is_group(key):
+            settings[key] = override.value()
+        else:
+            # Of two words about one group the later holds.
+            choices[key if is_plain else word] = word
+    for key, value in values.items():
+        if _is_group(key):
+            choices[key] = f"{key}={value}"
+        else:
+            settings[key] = value
+    composed, chosen = _compose(tuple(choices.values()))
+    axes = {**dict(values), **dict(map(_axis, words))}
+    config = deepcopy(composed)
+    for key, value in settings.items():
+        _set(config, key, deepcopy(value))
+    told = (*base, *words, *(f"{key}={_text(value)}" for key, value in values.items()))
+    system, sha256 = system_name(chosen, told), _trace_sha256(config["trace"].get("path"))
+    return Cell(cell_key(config, str(chosen), sha256), system, told, axes, config, sha256)
+
+
+def cell_key(config: Mapping[str, Any], system: str, sha256: str | None) -> str:
+    """The digest of all that a run's numbers depend on."""
+    kept = {name: value for name, value in config.items() if name not in NOT_IN_KEY}
+    text = json.dumps([VERSION, sha256, system, kept], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+
+@cache
+def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
+    """Plain values, and the system that was chosen."""
+    try:
+        cfg, name = configure(*choices)
+        plain = OmegaConf.to_container(cfg, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"{' '.join(choices)}: {' '.join(str(error).split())}") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}, name.split(" ")[0]
+
+
+@cache
+def _parse(word: str) -> Override:
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise ValueError(f"{word!r} is no override: {str(error).splitlines()[0]}") from None
+    if override.is_sweep_override():
+        raise ValueError(f"{word} sweeps over values; put them into the study's grid")
+    return override
+
+
+def _axis(word: str) -> tuple[str, Any]:
+    override = _parse(word)
+    return override.key_or_group, None if override.type is OverrideType.DEL else override.value()
+
+
+@cache
+def _is_group(key: str) -> bool:
+    return (CONF / key.split("@")[0]).is_dir()
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value that is there. Raise ValueError for a key that is not, with the nearest."""
+    *path, last = key.split(".")
+    node: Any = config
+    for depth, name in enumerate(path):
+        node = _child(node, name, path[:depth], key)
+    old = _child(node, last, path, key)
+    if isinstance(value, dict) and isinstance(old, dict):
+        for name, inner in value.items():
+            _set(config, f"{key}.{name}", inner)
+    else:
+        node[last] = value
+
+
+def _child(node: Any, name: str, path: Iterable[str], key: str) -> Any:
+    if not isinstance(node, dict) or name not in node:
+        place = ".".join(path) or "the configuration"
+        has = sorted(map(str, node)) if isinstance(node, dict) else []
+        raise ValueError(f"{key} is no setting: {place} has no {name}{nearest(name, has)}; it has {', '.join(has)}")
+    return node[name]
+
+
+def _text(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+@cache
+def _trace_sha256(path: object) -> str | None:
+    """The digest of a trace; None where there is none that can be read: its run will say so."""
+    try:
+        return trace_sha256(parse_header((trace_directory(str(path)) / "header.json").read_bytes()))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,88 @@
+"""Conduct a study: what is recorded is kept, what is not is run, and what came of it is told."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sim.study.cells import Cell
+from sim.study.dataset import Dataset
+from sim.study.launchers import Launcher
+from sim.study.rows import DONE, FAILED, REFUSED, Row, axis_types
+
+LINE_EVERY_S = 10.0
+"""Where progress goes to no terminal, a line so often."""
+
+
+def conduct(study: str, cells: Sequence[Cell], launcher: Launcher, output_dir: Path, retry: bool = False,
+            tell: Callable[[str], None] = print) -> Counter[str]:  # fmt: skip
+    """Run the cells that are not recorded in ``output_dir`` yet; how many of all have each status.
+
+    ``retry``: those that were refused or failed are run again. Raise DatasetError where they cannot be recorded.
+    """
+    with Dataset(output_dir, axes_of(cells), tell) as dataset:
+        if retry and (again := dataset.forget((REFUSED, FAILED))):
+            tell(f"{again} cells that were refused or failed run again")
+        left = [cell for cell in cells if cell.key not in dataset.statuses]
+        if len(left) < len(cells):
+            tell(f"{len(cells) - len(left)} of {len(cells)} cells are recorded already")
+        with showing_progress(study, len(left), tell) as report:
+            for row in launcher.run(study, left, output_dir):
+                dataset.add(row)
+                report(row)
+        return Counter(dataset.statuses[cell.key] for cell in cells)
+
+
+def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
+    """The type of every varied key's column."""
+    values: dict[str, list[object]] = {}
+    for cell in cells:
+        for key, value in cell.axes.items():
+            values.setdefault(key, []).append(value)
+    return axis_types(values)
+
+
+@contextmanager
+def showing_progress(study: str, total: int, tell: Callable[[str], None]) -> Iterator[Callable[[Row], None]]:
+    """What is to be given every row: a bar with rate and remaining time on a terminal, else a line now and then."""
+    console = Console(stderr=True)
+    counts: Counter[str] = Counter()
+    started = shown = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(study, total=total, note="")
+
+        def report(row: Row) -> None:
+            nonlocal shown
+            counts[row["status"]] += 1
+            now, done = time.monotonic(), counts.total()
+            rate = done / max(now - started, 1e-9)
+            bad = ", ".join(f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status])
+            note = f"{rate:.3g} cells/s" + (f", {bad}" if bad else "")
+            bar.update(task, completed=done, note=note)
+            if not console.is_terminal and now > shown + LINE_EVERY_S:
+                shown = now
+                tell(f"{done}/{total} cells, {note}, {(total - done) / rate:.0f} s left")
+
+        yield report
+
+
+def answer(study: str, counts: Counter[str], output_dir: Path) -> str:
+    """What came of it, and how to read it."""
+    bad = [f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]]
+    told = f" ({', '.join(bad)}: column error says why)" if bad else ""
+    return (f"{study}: {counts.total()} cells, {counts[DONE]} done{told}. "
+            f"polars.read_parquet(\"{output_dir}/cells/*.parquet\") reads them.")  # fmt: skip
+
+
+def say(text: str) -> None:
+    """What the user should know, on stderr."""
+    print(text, file=sys.stderr, flush=True)

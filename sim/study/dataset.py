@@ -1,0 +1,253 @@
+"""The rows of a study on disk: parquet parts that appear whole or not at all, and a journal of what they lack.
+
+A finished cell is appended to ``journal.jsonl`` at once, and with others written to ``cells/part-N.parquet`` now and
+then: made under another name and moved into place, whereupon the journal begins anew. Killed at any moment, a study
+finds each finished cell in a part or in the journal. One process writes a dataset at a time; who reads takes the parts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import polars as pl
+from polars.exceptions import PolarsError
+
+from sim.study.rows import AXIS, SCHEMA, Row, to_frame
+
+CELLS, JOURNAL, LOCK = "cells", "journal.jsonl", ".lock"
+ROWS_A_PART, SECONDS_A_PART = 256, 20.0
+BROKEN = ".corrupt"
+
+
+class DatasetError(OSError):
+    """A dataset that cannot be written. What it holds stays as it is."""
+
+
+class Dataset:
+    """The dataset in ``directory``, held for writing: use it in a ``with``.
+
+    ``axes``: types of the varied keys' columns. ``tell`` is given what the user should know. Raise DatasetError where
+    another process writes it or nothing can be written there.
+    """
+
+    def __init__(self, directory: Path, axes: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        self.directory, self._axes, self._tell = directory, dict(axes), tell
+        self.statuses: dict[str, str] = {}
+        """Of every recorded cell, by key: done, refused or failed."""
+        self._pending: list[Row] = []
+        self._journal: IO[bytes] | None = None
+        self._lock: IO[str] | None = None
+        self._written_at = time.monotonic()
+
+    def __enter__(self) -> Dataset:
+        try:
+            (self.directory / CELLS).mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            self._read_parts()
+            self._read_journal()
+            self._journal = (self.directory / JOURNAL).open("ab", buffering=0)
+            self.flush()
+        except DatasetError:
+            raise
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 where: TracebackType | None) -> None:  # fmt: skip
+        try:
+            # What cannot be written as a part is in the journal.
+            if not isinstance(error, DatasetError):
+                self.flush()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            if not self.statuses:
+                self._vanish()
+            if self._lock is not None:
+                self._lock.close()
+
+    def add(self, row: Row) -> None:
+        """Record a finished cell."""
+        assert self._journal is not None
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            if self._journal.write(line) < len(line):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self.statuses[row["key"]] = row["status"]
+        self._pending.append(row)
+        if len(self._pending) >= ROWS_A_PART or time.monotonic() > self._written_at + SECONDS_A_PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is only in the journal as a part."""
+        self._written_at = time.monotonic()
+        if not self._pending:
+            return
+        assert self._journal is not None
+        numbers = [int(part.stem.partition("-")[2]) for part in self._parts()]
+        try:
+            self._publish(to_frame(self._pending, self._axes), f"part-{max(numbers, default=0) + 1:06d}.parquet")
+            self._journal.truncate(0)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._pending.clear()
+
+    def forget(self, statuses: Sequence[str]) -> int:
+        """Take out the cells of these statuses, to run them again; how many they were."""
+        gone = {key for key, status in self.statuses.items() if status in statuses}
+        for part in self._parts():
+            frame = pl.read_parquet(part)
+            kept = frame.filter(~pl.col("key").is_in(gone))
+            if not len(kept):
+                part.unlink()
+            elif len(kept) < len(frame):
+                self._publish(kept, part.name)
+        for key in gone:
+            del self.statuses[key]
+        return len(gone)
+
+    def read(self) -> pl.DataFrame:
+        """Every recorded cell."""
+        self.flush()
+        return read_cells(self.directory)
+
+    # ---- reading what is there
+
+    def _parts(self) -> list[Path]:
+        return sorted((self.directory / CELLS).glob("part-*.parquet"))
+
+    def _read_parts(self) -> None:
+        for left in (self.directory / CELLS).glob(".part-*"):
+            left.unlink()
+        frames: dict[Path, pl.DataFrame] = {}
+        for part in self._parts():
+            try:
+                frames[part] = pl.read_parquet(part)
+                self.statuses |= dict(frames[part].select("key", "status").iter_rows())
+            except (PolarsError, OSError) as error:
+                aside = part.with_name(part.name + BROKEN)
+                part.rename(aside)
+                reason = str(error).splitlines()[0]
+                self._tell(
+                    f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells that it held run again"
+                )
+        self._agree(frames)
+
+    def _agree(self, frames: Mapping[Path, pl.DataFrame]) -> None:
+        """Give all parts the same columns, where the study varies other keys than it did."""
+        for frame in frames.values():
+            for name in frame.columns:
+                if name.startswith(AXIS):
+                    key, kind = name.removeprefix(AXIS), frame.schema[name]
+                    self._axes[key] = kind if self._axes.get(key, kind) == kind else pl.String
+        wanted = {**SCHEMA, **{AXIS + key: kind for key, kind in self._axes.items()}}
+        for part, frame in frames.items():
+            if dict(frame.schema) != {name: pl.Schema({name: kind})[name] for name, kind in wanted.items()}:
+                there = set(frame.columns)
+                columns = [
+                    (pl.col(name) if name in there else pl.lit(None)).cast(kind, strict=False).alias(name)
+                    for name, kind in wanted.items()
+                ]
+                self._publish(frame.select(columns), part.name)
+
+    def _read_journal(self) -> None:
+        place = self.directory / JOURNAL
+        if not place.exists():
+            return
+        lines = place.read_bytes().split(b"\n")
+        good, lost = [], sum(1 for line in lines[-1:] if line)
+        for line in lines[:-1]:
+            try:
+                row = json.loads(line)
+                row["key"], row["status"]
+                good.append(row)
+            except (ValueError, KeyError, TypeError):
+                lost += 1
+        if lost:
+            self._tell(f"{place} has {lost} line{'s' * (lost > 1)} that cannot be read; those cells run again")
+        for row in good:
+            if row["key"] not in self.statuses:
+                self.statuses[row["key"]] = row["status"]
+                self._pending.append(row)
+        # What is torn must not be glued to what follows.
+        temporary = place.with_name("." + JOURNAL)
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in self._pending), encoding="utf-8")
+        os.replace(temporary, place)
+
+    # ---- writing
+
+    def _publish(self, frame: pl.DataFrame, name: str) -> None:
+        building = self.directory / CELLS / f".{name}"
+        try:
+            # Polars panics where a file system refuses its bytes; Python raises.
+            with building.open("wb") as file:
+                file.write(_parquet(frame))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(building, self.directory / CELLS / name)
+        finally:
+            building.unlink(missing_ok=True)
+
+    def _take_lock(self) -> None:
+        place = self.directory / LOCK
+        self._lock = place.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it may have taken the file away with an empty dataset.
+            is_mine = place.exists() and os.path.samestat(os.fstat(self._lock.fileno()), place.stat())
+        except BlockingIOError:
+            is_mine = False
+        if not is_mine:
+            self._lock.seek(0)
+            who = self._lock.read().strip() or "another process"
+            self._lock.close()
+            self._lock = None
+            raise DatasetError(
+                f"output_dir={self.directory} is being written by {who}; wait for it, or choose another output_dir"
+            )
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._lock.flush()
+
+    def _vanish(self) -> None:
+        """Nothing was recorded: leave nothing behind but what others put there."""
+        for name in (JOURNAL, LOCK):
+            (self.directory / name).unlink(missing_ok=True)
+        for folder in (self.directory / CELLS, self.directory):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _cannot_write(self, error: OSError) -> DatasetError:
+        kept = f"; {len(self.statuses)} cells are recorded and stay" if self.statuses else ""
+        return DatasetError(
+            f"output_dir={self.directory} cannot be written ({error}){kept}: make room or choose another place, and "
+            f"start again with the same words"
+        )
+
+
+def _parquet(frame: pl.DataFrame) -> bytes:
+    from io import BytesIO
+
+    buffer = BytesIO()
+    frame.write_parquet(buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_cells(directory: str | Path) -> pl.DataFrame:
+    """The recorded cells of a study: what ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads."""
+    parts = sorted((Path(directory) / CELLS).glob("part-*.parquet"))
+    if not parts:
+        return to_frame([], {})
+    return pl.concat([pl.read_parquet(part) for part in parts], how="vertical")

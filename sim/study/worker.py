@@ -1,0 +1,75 @@
+"""What a worker does: run a cell, whatever comes of it, and answer with its row."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from sim.build import build
+from sim.execute import execute
+from sim.latency import decode_time_and_tokens
+from sim.outputs import write_outputs
+from sim.shared import Shared
+from sim.study.cells import Cell
+from sim.study.rows import DONE, FAILED, REFUSED, Row, make_row
+
+RUNS = "runs"
+"""Where a study's cells leave their files, each in a folder by its key, with ``outputs=all``."""
+
+
+@cache
+def shared() -> Shared:
+    """The traces and workloads of this process."""
+    return Shared()
+
+
+def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
+    """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither raises."""
+    started = time.perf_counter()
+    try:
+        run = build(cell.config, cell.system, shared=shared())
+    except (ValueError, OSError) as error:
+        return make_row(study, cell, REFUSED, " ".join(str(error).split()))
+    except Exception as error:
+        return make_row(study, cell, FAILED, _reason(error))
+    try:
+        result = execute(run)
+        summary = {**result.summary, "overrides": list(cell.words), "wall_s": round(time.perf_counter() - started, 4)}
+        decode_ns, tokens = decode_time_and_tokens(result.frames)
+        by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
+                       "decode_tokens": tokens.tolist()}  # fmt: skip
+        if cell.config["outputs"] == "all":
+            write_outputs(Path(output_dir) / RUNS / cell.key, summary, run.config, result.frames,
+                          run.controller.loader.wait, cell.config["timeline_steps"])  # fmt: skip
+        return make_row(study, cell, DONE, None, summary, by_sequence)
+    except Exception as error:
+        return make_row(study, cell, FAILED, _reason(error))
+
+
+def run_cells(study: str, cells: Sequence[Cell], output_dir: str) -> list[Row]:
+    return [run_cell(study, cell, output_dir) for cell in cells]
+
+
+def _reason(error: Exception) -> str:
+    """Kind, text and place of an error, in one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(last.filename).name}:{last.lineno})"
+
+
+def leave_with_parent() -> None:
+    """End this process when its parent is gone: one that was killed cannot tell its workers."""
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
