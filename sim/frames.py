@@ -28,7 +28,7 @@ MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frames:
     """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the device outwards."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,8 @@ from sim.frames import Frames
 from sim.units import seconds
 
 Floats = NDArray[np.float64]
+_DECODED: WeakKeyDictionary[object, tuple[Floats, Floats]] = WeakKeyDictionary()
+"""What a run's summary and those who compare runs both ask for."""
 
 
 class Tables(Protocol):
@@ -63,8 +66,13 @@ def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
 
     A step's time is shared equally among the sequences that it gave such a token.
     """
+    if isinstance(frames, Frames) and frames in _DECODED:
+        return _DECODED[frames]
     after = tokens_after_the_first(frames)
-    return _shared_time(frames, after), _count_by_sequence(frames, after)
+    found = _shared_time(frames, after), _count_by_sequence(frames, after)
+    if isinstance(frames, Frames):
+        _DECODED[frames] = found
+    return found
 
 
 def prefill_time(frames: Tables) -> Floats:

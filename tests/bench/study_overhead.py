@@ -1,23 +1,27 @@
-"""What a study costs beyond its simulations, in CPU time a cell; run by hand: ``python tests/bench/study_overhead.py``.
+"""What a study costs beyond its simulations, in processor time a cell; run by hand (Linux):
+``python tests/bench/study_overhead.py [cells]``.
 
-500 configurations of one short sequence, in a pool of two processes. Processor time of all processes, from the first
-import to the last row, less that of ``execute`` (simulating and measuring) for the same configurations in a bare loop.
+Configurations of one short sequence in a pool of two processes: the time of all processes, imports and all, less what
+``execute`` (simulating and measuring) takes in them. Beside it this machine's speed, as SimPy's timeouts a second.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from sim.build import build
-from sim.execute import execute
-from sim.shared import Shared
+import simpy
+
+from sim.study import launchers, worker
 from sim.study.cells import plan_cells
+from sim.study.conduct import conduct
 from sim.study.plan import read_plan
 
 STUDY = """
@@ -26,37 +30,80 @@ grid:
   system: [lru, load_on_demand, mixtral_offloading, llama_cpp, transformers]
   budget.resident_share: [{shares}]
 """
+TIMES = "STUDY_OVERHEAD_TIMES"
 
 
-def cpu_s(who: int) -> float:
-    used = resource.getrusage(who)
+def start_timed() -> None:
+    """In a worker: note the processor time of every ``execute``."""
+    worker.leave_with_parent()
+    real, place = worker.execute, Path(os.environ[TIMES]) / str(os.getpid())
+
+    def timed(*given: Any) -> Any:
+        began = time.process_time()
+        result = real(*given)
+        with place.open("a", encoding="utf-8") as file:
+            file.write(f"{time.process_time() - began}\n")
+        return result
+
+    worker.execute = timed  # type: ignore[assignment]
+
+
+def study(folder: Path, cells: int) -> None:
+    """The study itself, in a process of its own."""
+    launchers.leave_with_parent = start_timed
+    place = folder / "study.yaml"
+    shares = ", ".join(f"{0.3 + 0.2 * i / (cells // 5):.4f}" for i in range(cells // 5))
+    place.write_text(STUDY.format(shares=shares), encoding="utf-8")
+    conduct("overhead", plan_cells(read_plan(str(place))), launchers.Pool(2), folder / "out")
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def timeouts_per_s(count: int = 200_000) -> float:
+    """SimPy timeouts of one process a second of processor time."""
+    env = simpy.Environment()
+
+    def sleep() -> Any:
+        for _ in range(count):
+            yield env.timeout(1)
+
+    env.process(sleep())
+    began = time.process_time()
+    env.run()
+    return count / (time.process_time() - began)
 
 
 def main() -> None:
     cells = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    # Workers are children of a fork server that outlives the study: have them all counted here.
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
     with tempfile.TemporaryDirectory() as folder:
-        study = Path(folder) / "study.yaml"
-        shares = ", ".join(f"{0.3 + 0.2 * i / (cells // 5):.4f}" for i in range(cells // 5))
-        study.write_text(STUDY.format(shares=shares), encoding="utf-8")
-        before, started = cpu_s(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "sim.study", f"name={study}", "workers=2", f"output_dir={folder}/out"], check=True
-        )
-        wall_s, whole_s = time.perf_counter() - started, cpu_s(resource.RUSAGE_CHILDREN) - before
-        planned = plan_cells(read_plan(str(study)))
-        shared, simulated_s = Shared(), 0.0
-        for cell in planned:
-            run = build(cell.config, cell.system, shared=shared)
-            began = time.process_time()
-            execute(run)
-            simulated_s += time.process_time() - began
+        times = Path(folder) / "times"
+        times.mkdir()
+        started = time.perf_counter()
+        os.spawnve(os.P_WAIT, sys.executable, [sys.executable, __file__, str(cells), folder],
+                   {**os.environ, TIMES: str(times)})  # fmt: skip
+        wall_s = time.perf_counter() - started
+        try:
+            while True:
+                os.wait()
+        except ChildProcessError:
+            whole_s = cpu_s()
+        executed = [float(line) for place in times.iterdir() for line in place.read_text(encoding="utf-8").split()]
     print(json.dumps({
-        "cells": len(planned), "wall_s": round(wall_s, 2), "cpu_s": round(whole_s, 2),
-        "execute_cpu_s": round(simulated_s, 2),
-        "overhead_ms_a_cell": round(1e3 * (whole_s - simulated_s) / len(planned), 2),
+        "cells": len(executed), "wall_s": round(wall_s, 2), "cpu_s": round(whole_s, 2),
+        "execute_cpu_s": round(sum(executed), 2),
+        "overhead_ms_a_cell": round(1e3 * (whole_s - sum(executed)) / len(executed), 2),
+        "simpy_timeouts_per_s": round(timeouts_per_s()),
     }))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 2:
+        study(Path(sys.argv[2]), int(sys.argv[1]))
+    else:
+        main()
