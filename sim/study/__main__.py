@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         options, overrides = sort_words(words)
-        plan = read_plan(options["name"]).with_base(overrides)
+        plan = read_plan(options["name"]).with_last(overrides)
         output_dir = Path(options.get("output_dir", f"outputs/studies/{plan.name}"))
         given = {key: options[key] for key in OF_LAUNCHERS if key in options}
         launcher = make_launcher(options.get("launcher", "pool"), given)

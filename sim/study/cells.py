@@ -48,35 +48,29 @@ def plan_cells(plan: Plan) -> list[Cell]:
     """Every cell of a grid and a list, each configuration once. Raise ValueError for overrides that cannot be."""
     found: dict[str, Cell] = {}
     for values, words in plan.cells():
-        cell = make_cell(plan.base, values, words)
+        cell = make_cell(plan, values, words)
         found.setdefault(cell.key, cell)
     return list(found.values())
 
 
-def make_cell(base: Sequence[str], values: Values, words: Sequence[str] = ()) -> Cell:
-    """The cell of these overrides, in their order: the base's, the values', the words'."""
-    choices: dict[str, str] = {}
+def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
+    """A cell of ``plan``: the base's overrides, then these values by key, these words, and the plan's last."""
     settings: dict[str, Any] = {}
-    for word in (*base, *words):
-        override = _parse(word)
-        key = override.key_or_group
-        is_plain = override.type is OverrideType.CHANGE and override.package is None and "$" not in word
-        if is_plain and not _is_group(key):
-            settings[key] = override.value()
+    choices: dict[str, str] = {}
+    told = (*plan.base, *(f"{key}={_text(value)}" for key, value in values.items()), *words, *plan.last)
+    for key, value, word in (*map(_taken_apart, plan.base), *((key, value, None) for key, value in values.items()),
+                             *map(_taken_apart, (*words, *plan.last))):  # fmt: skip
+        if word is None and not _is_group(key):
+            settings[key] = value
         else:
             # Of two words about one group the later holds.
-            choices[key if is_plain else word] = word
-    for key, value in values.items():
-        if _is_group(key):
-            choices[key] = f"{key}={value}"
-        else:
-            settings[key] = value
+            choices[key] = word or f"{key}={value}"
     composed, chosen = _compose(tuple(choices.values()))
-    axes = {**dict(values), **dict(map(_axis, words))}
     config = deepcopy(composed)
     for key, value in settings.items():
         _set(config, key, deepcopy(value))
-    told = (*base, *words, *(f"{key}={_text(value)}" for key, value in values.items()))
+    axes = {**dict(values), **{key: value for key, value, _ in map(_taken_apart, words)}}
+    axes |= {key: value for key, value, _ in map(_taken_apart, plan.last) if key in axes}
     system, sha256 = system_name(chosen, told), _trace_sha256(config["trace"].get("path"))
     return Cell(cell_key(config, str(chosen), sha256), system, told, axes, config, sha256)
 
@@ -95,7 +89,8 @@ def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
         cfg, name = configure(*choices)
         plain = OmegaConf.to_container(cfg, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{' '.join(choices)}: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split()).partition(" Config search path")[0]
+        raise ValueError(f"{' '.join(choices)}: {reason}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}, name.split(" ")[0]
 
@@ -111,9 +106,14 @@ def _parse(word: str) -> Override:
     return override
 
 
-def _axis(word: str) -> tuple[str, Any]:
+def _taken_apart(word: str) -> tuple[str, Any, str | None]:
+    """Key and value of an override, and the word itself where hydra must have it: it is no plain value."""
     override = _parse(word)
-    return override.key_or_group, None if override.type is OverrideType.DEL else override.value()
+    key = override.key_or_group
+    value = None if override.type is OverrideType.DEL else override.value()
+    if override.type is not OverrideType.CHANGE or override.package is not None or "$" in word:
+        return word, value, word
+    return key, value, word if _is_group(key) else None
 
 
 @cache

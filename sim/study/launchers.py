@@ -112,11 +112,11 @@ class Pool:
                 else:
                     lost.append(cell)
         finally:
-            pool.shutdown(wait=is_over, cancel_futures=True)
             if not is_over:
                 # Given up: what runs is not waited for.
                 for process in multiprocessing.active_children():
                     process.terminate()
+            pool.shutdown(cancel_futures=True)
 
 
 def _context() -> Any:

@@ -27,6 +27,7 @@ class Plan:
 
     ``base``: overrides of every cell, as on the command line. ``grids``: of each, values by key, of which every
     combination is a cell. ``listed``: cells as overrides. ``search``: what to search for, where it is a search.
+    ``last``: overrides of every cell that hold against all these.
     """
 
     name: str
@@ -35,10 +36,11 @@ class Plan:
     grids: tuple[Mapping[str, Sequence[Any]], ...] = ()
     listed: tuple[tuple[str, ...], ...] = ()
     search: Mapping[str, Any] = field(default_factory=dict)
+    last: tuple[str, ...] = ()
 
-    def with_base(self, words: Iterable[str]) -> Plan:
-        """The same with further overrides of every cell."""
-        return replace(self, base=(*self.base, *words))
+    def with_last(self, words: Iterable[str]) -> Plan:
+        """The same with further overrides of every cell: the command line's."""
+        return replace(self, last=(*self.last, *words))
 
     def cells(self) -> list[tuple[Values, tuple[str, ...]]]:
         """Values by key, and overrides, of every cell beyond the base: the grids' in order, then the listed ones."""

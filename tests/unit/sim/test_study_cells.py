@@ -1,0 +1,165 @@
+"""Studies' files, and the configurations that follow from them: the same as hydra's, and the same keys for the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from sim.build import ROOT
+from sim.configure import configure
+from sim.study.cells import Cell, make_cell, plan_cells
+from sim.study.plan import STUDIES, Plan, make_plan, read_plan
+from sim.study.rows import NUMBERS, TEXTS
+
+VALUES: dict[str, list[Any]] = {
+    "budget.resident_share": [0.25, 0.5], "hardware.links.pcie.peak_gb_per_s": [16, 31.5],
+    "loader.in_flight": [1, 2], "loader.chunk_bytes": [None, 1048576], "trace.exclude": [[], ["loops"]], "seed": [3],
+    "trace.max_sequences": [2], "predictor": ["none", "gate_lookahead_1"], "precision": ["hobbit", "fp16"],
+    "cache": ["lru", "lfu"], "hardware": ["rtx4090_nvme", "jetson_agx_orin"], "workload": ["static_4"],
+    "loader.promote": [True, False], "system": ["hobbit", "lru", "fate", "moe_infinity"],
+    "workload.together": [1], "cache.initial": ["empty"], "model.name": ["a b"],
+}  # fmt: skip
+
+
+def plan(*base: str, last: tuple[str, ...] = ()) -> Plan:
+    return Plan("x", base=base, last=last)
+
+
+def by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
+    found = OmegaConf.to_container(configure(*words)[0], resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def told_to_hydra(cell: Cell) -> tuple[str, ...]:
+    return tuple(f"{key}='{value}'" if " " in value else f"{key}={value}"
+                 for key, _, value in (word.partition("=") for word in cell.words))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_cell_is_what_hydra_composes_of_its_words(seed: int) -> None:
+    drawn = random.Random(seed)
+    keys = drawn.sample(sorted(VALUES), 6)
+    values = {key: drawn.choice(VALUES[key]) for key in keys if not (key == "hardware.links.pcie.peak_gb_per_s"
+              and "hardware" in keys)}  # fmt: skip
+    cell = make_cell(plan("outputs=summary"), values)
+    assert cell.config == by_hydra(told_to_hydra(cell))
+
+
+def test_what_is_no_plain_value_goes_through_hydra() -> None:
+    words = ("++seed=5", "cache.weights={lru:0.5}", "~workload.together")
+    cell = make_cell(plan("system=hobbit"), {}, words)
+    assert cell.config == by_hydra(("system=hobbit", *words))
+    assert cell.config["cache"]["weights"]["lru"] == 0.5
+    assert set(cell.config["cache"]["weights"]) == {"lru", "lfu", "lhu", "fld"}
+
+
+def test_the_command_line_holds_against_the_study_and_shows_in_its_axes() -> None:
+    asked = Plan("x", grids=({"system": ["lru", "hobbit"], "budget.resident_share": [0.25, 0.5]},),
+                 last=("system=fate", "seed=1"))  # fmt: skip
+    cells = plan_cells(asked)
+    assert [cell.axes for cell in cells] == [{"system": "fate", "budget.resident_share": share}
+                                             for share in (0.25, 0.5)]  # fmt: skip
+    assert {cell.system for cell in cells} == {"fate"}
+    assert {cell.config["seed"] for cell in cells} == {1}
+
+
+def test_the_key_is_of_the_resolved_configuration_whatever_words_led_to_it() -> None:
+    one = make_cell(plan("system=lru", "seed=0"), {"budget.resident_share": 0.25})
+    same = make_cell(plan("budget.resident_share=0.25", "system=lru", "outputs=all", "timeline_steps=4"), {})
+    assert one.key == same.key
+    others = [make_cell(plan("system=lru"), {"budget.resident_share": 0.26}), make_cell(plan("system=hobbit"), {}),
+              make_cell(plan("system=lru", "budget.resident_share=0.25", "loader.in_flight=2"), {}),
+              make_cell(plan("system=lru", "budget.resident_share=0.25", "trace.split=all"), {})]  # fmt: skip
+    assert len({one.key, *(cell.key for cell in others)}) == 5
+
+
+def test_the_key_changes_with_the_trace_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.study import cells
+
+    config = make_cell(plan("system=lru"), {}).config
+    one = cells.cell_key(config, "lru", "abc")
+    assert cells.cell_key(config, "lru", "abd") != one
+    monkeypatch.setattr(cells, "VERSION", "another")
+    assert cells.cell_key(config, "lru", "abc") != one
+
+
+@pytest.mark.parametrize(
+    ("base", "values", "message"),
+    [
+        ((), {"budget.resident_shar": 0.5}, r"budget\.resident_shar is no setting: .*did you mean resident_share"),
+        ((), {"budgt.resident_share": 0.5}, r"the configuration has no budgt \(did you mean budget\?\)"),
+        ((), {"cache.weights.lru": 0.5, "cache": "lru"}, r"cache has no weights; it has .*scope"),
+        ((), {"cache.weights": {"lruu": 0.5}}, r"cache\.weights\.lruu is no setting: .*did you mean lru"),
+        (("system=lru,hobbit",), {}, r"system=lru,hobbit sweeps over values; put them into the study's grid"),
+        (("system",), {}, r"'system' is no override"),
+        ((), {"system": "hobit"}, r"Could not find 'system/hobit'"),
+    ],
+)
+def test_a_key_that_is_not_there_is_refused_before_anything_runs(
+    base: tuple[str, ...], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        make_cell(plan(*base), values)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"gird": {}}, r"has no key gird \(did you mean grid\?\)"),
+        ({}, r"nothing to run; give a grid, a list or a search"),
+        ([], r"must be a section of question, base"),
+        ({"grid": {"system": "lru"}}, r"grid\.system must be a list of values, got 'lru'"),
+        ({"grid": {"system": []}}, r"grid\.system must be a list of values, got \[\]"),
+        ({"grid": "system"}, r"grid values by key"),
+        ({"grid": [3]}, r"must hold values by key"),
+        ({"list": {"a": 1}}, r"list must be a list"),
+        ({"list": [[1]]}, r"must be overrides, such as"),
+        ({"search": {"trails": 3}}, r"search has no key trails \(did you mean trials\?\)"),
+        ({"search": {"trials": 3}, "list": ["seed=1"]}, r"a study is a search, or a grid and a list"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused_by_its_key(found: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan("x", found, "x.yaml")
+
+
+def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"name=nowhere is no study: neither in conf/study \(budgets"):
+        read_plan("nowhere")
+    (tmp_path / "x.yaml").write_text("a: [", encoding="utf-8")
+    with pytest.raises(ValueError, match="is no yaml"):
+        read_plan(str(tmp_path / "x.yaml"))
+
+
+def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
+    found = make_plan("x", {"grid": [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}], "list": ["seed=4", ["seed=4"]]},
+                      "x.yaml")  # fmt: skip
+    assert [cell.config["seed"] for cell in plan_cells(found)] == [1, 2, 3, 4], "equal cells are one"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.yaml")))
+def test_every_study_of_conf_can_be_planned(name: str) -> None:
+    found = read_plan(name)
+    assert found.question.endswith("?")
+    if not found.search:
+        assert len(plan_cells(found)) > 1
+
+
+def test_the_columns_of_a_row_are_numbers_and_texts_of_a_summary() -> None:
+    from sim.study.worker import run_cell
+
+    cell = make_cell(plan("system=hobbit", "trace.max_sequences=1", "outputs=summary"), {"seed": 4})
+    row = run_cell("x", cell, str(ROOT / "unused"))
+    assert row["status"] == "done"
+    assert row["error"] is None
+    assert row["axis.seed"] == 4
+    assert all(isinstance(row[name], int | float) for name in NUMBERS if name != "prediction.top1")
+    assert all(isinstance(row[name], str) for name in TEXTS)
+    assert len(row["sequence"]) == 1
+    assert sum(row["decode_tokens"]) / sum(row["decode_ns"]) * 1e9 == pytest.approx(row["decode_tokens_per_s"])
