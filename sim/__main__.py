@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -21,26 +23,50 @@ from sim.execute import execute
 from sim.outputs import check_writable, print_summary, write_outputs
 
 CONF = str(Path(__file__).parents[1] / "conf")
+REFUSED: list[str] = []
+"""Runs of a multirun that could not be."""
+
+
+class Interrupted(Exception):
+    """The run is to end, having written nothing. ``number``: the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}")
+        self.number = number
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """One run. Exit code 2, one line and nothing written for a configuration that cannot run."""
-    started = time.perf_counter()
+    """One run. Exit code 2, one line and nothing written for a configuration that cannot run.
+
+    In a hydra multirun such a run is left out, the others go on, and the exit code is 3.
+    """
     output_dir = Path(str(cfg.output_dir))
     _forget(Path(HydraConfig.get().runtime.output_dir))
+    was_there = output_dir.exists()
     try:
-        run = build(cfg, _system_name())
-        check_writable(output_dir)
+        _run(cfg, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    try:
-        result = execute(run, progress=Console(stderr=True))
-    except KeyboardInterrupt:
-        _forget(output_dir)
+        if not was_there:
+            _forget(output_dir)
+        if HydraConfig.get().mode != RunMode.MULTIRUN:
+            sys.exit(2)
+        if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
+            raise  # in a process of its own: hydra tells, and fails, when all are through
+        REFUSED.append(f"{HydraConfig.get().job.override_dirname}: {error}")
+    except (KeyboardInterrupt, Interrupted) as interruption:
+        if not was_there:
+            _forget(output_dir)
         print("interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT))
+
+
+def _run(cfg: DictConfig, output_dir: Path) -> None:
+    started = time.perf_counter()
+    run = build(cfg, _system_name())
+    check_writable(output_dir)
+    result = execute(run, progress=Console(stderr=True))
     summary = {**result.summary, "overrides": _changed(), "wall_s": round(time.perf_counter() - started, 3)}
     full = cfg.outputs == "all"
     write_outputs(output_dir, summary, run.config, result.frames if full else None,
@@ -67,7 +93,21 @@ def _forget(folder: Path) -> None:
         folder = folder.parent
 
 
+def _on_signal(number: int, _: object) -> None:
+    raise Interrupted(number)
+
+
+def _tell_refused() -> int:
+    """The exit status of all runs, with a list of those that were left out."""
+    if not REFUSED:
+        return 0
+    print(f"{len(REFUSED)} of the runs were refused:", *REFUSED, sep="\n  ", file=sys.stderr)
+    return 3
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["list"]:
         sys.exit(catalogue.main(sys.argv[2:]))
+    signal.signal(signal.SIGTERM, _on_signal)
     main()
+    sys.exit(_tell_refused())

@@ -24,10 +24,11 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
                   timeline_steps: int | None) -> None:  # fmt: skip
     """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
 
-    Files are made beside the directory and moved in when all of them are complete.
+    Files are made beside the directory and moved in when all of them are complete; what is interrupted leaves none.
     """
     directory.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
+    moved: list[Path] = []
     try:
         _write_json(building / "summary.json", summary, indent=1)
         if frames is not None:
@@ -37,7 +38,12 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
             _write_json(building / "timeline.json", trace_events(frames, wait, timeline_steps, run))
             (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         for path in sorted(building.iterdir()):
-            os.replace(path, directory / path.name)
+            moved.append(directory / path.name)
+            os.replace(path, moved[-1])
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

@@ -141,7 +141,8 @@ class Dataset:
                 part.rename(aside)
                 reason = str(error).splitlines()[0]
                 self._tell(
-                    f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells that it held run again"
+                    f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells that it held run "
+                    f"again"
                 )
         self._agree(frames)
 

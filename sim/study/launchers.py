@@ -176,13 +176,15 @@ class OnSubmitit:
         try:
             executor = self._submitit.AutoExecutor(folder=output_dir / "slurm" / "%j", cluster=self._cluster)
         except RuntimeError as error:
-            raise ValueError(f"launcher=submitit cluster={self._cluster}: {error}; to try it out: cluster=local") from None
+            raise ValueError(
+                f"launcher=submitit cluster={self._cluster}: {error}; to try it out: cluster=local"
+            ) from None
         executor.update_parameters(**self._parameters)
         batches = _batches(cells, self.batch)
         running: dict[Any, Sequence[Cell]] = {}
         while True:
-            for batch in islice(batches, self.workers - len(running)):
-                running[executor.submit(run_cells, study, batch, str(output_dir))] = batch
+            for following in islice(batches, self.workers - len(running)):
+                running[executor.submit(run_cells, study, following, str(output_dir))] = following
             if not running:
                 return
             ended = [job for job in running if job.done()]

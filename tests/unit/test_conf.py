@@ -21,7 +21,8 @@ from sim.trace import Trace
 
 CONF = ROOT / "conf"
 Configure = Callable[..., DictConfig]
-GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "study")
+"""All but studies, which are files of `sim.study`'s and no options of a run."""
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 SYSTEMS = [name for group, name in OPTIONS if group == "system"]
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
@@ -60,6 +61,7 @@ def test_every_option_composes_with_the_rest(configure: Configure, group: str, n
 def test_every_file_of_conf_is_an_option_of_a_group() -> None:
     """A .yml, or a yaml in the wrong place, would never be found."""
     found = {CONF / group / f"{name}.yaml" for group, name in OPTIONS} | {CONF / "config.yaml"}
+    found |= set((CONF / "study").glob("*.yaml"))
     assert {path for path in CONF.rglob("*") if path.is_file()} == found
 
 

@@ -36,7 +36,8 @@ TOP = {
     "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay", "sim.calibrate",
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
-    "sim.pareto", "real.lossy", "real.quality", "real.quality_figures", "real.closed_loop",
+    "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
+    "real.lossy", "real.quality", "real.quality_figures", "real.closed_loop",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

@@ -138,8 +138,8 @@ def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
-    found = make_plan("x", {"grid": [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}], "list": ["seed=4", ["seed=4"]]},
-                      "x.yaml")  # fmt: skip
+    grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
+    found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
     assert [cell.config["seed"] for cell in plan_cells(found)] == [1, 2, 3, 4], "equal cells are one"
 
 

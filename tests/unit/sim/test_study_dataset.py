@@ -94,7 +94,9 @@ def test_a_corrupt_part_is_kept_aside_and_told_and_the_rest_stays_readable(tmp_p
 def test_two_studies_cannot_write_one_dataset(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
         data.add(row(1))
-        with pytest.raises(DatasetError, match=r"is being written by process \d+ on .*; wait for it, or choose another"):
+        with pytest.raises(
+            DatasetError, match=r"is being written by process \d+ on .*; wait for it, or choose another"
+        ):
             dataset(tmp_path).__enter__()
         data.add(row(2))
     assert keys(tmp_path) == ["k001", "k002"]
@@ -116,14 +118,18 @@ def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(tmp_pat
     fill(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = 4_000 if when == "part" else 60_000
+
+    def fill_the_disk() -> None:
+        with dataset(tmp_path) as data:
+            data.add(row(2))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            if when == "journal":
+                data.add(row(3, size=80_000))
+            data.flush()
+
     try:
         with pytest.raises(DatasetError, match=r"cannot be written .*; \d+ cells are recorded and stay: make room"):
-            with dataset(tmp_path) as data:
-                data.add(row(2))
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-                if when == "journal":
-                    data.add(row(3, size=80_000))
-                data.flush()
+            fill_the_disk()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     told: list[str] = []
@@ -158,7 +164,13 @@ def test_what_was_refused_or_failed_can_be_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "kind"),
-    [([1, 2.5, None], pl.Float64), ([True], pl.Boolean), ([True, 1], pl.String), (["a", 1], pl.String), ([None], pl.String)],
-)  # fmt: skip
+    [
+        ([1, 2.5, None], pl.Float64),
+        ([True], pl.Boolean),
+        ([True, 1], pl.String),
+        (["a", 1], pl.String),
+        ([None], pl.String),
+    ],
+)
 def test_a_column_takes_the_type_of_all_its_values(values: list[Any], kind: Any) -> None:
     assert axis_types({"x": values}) == {"x": kind}

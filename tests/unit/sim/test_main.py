@@ -1,0 +1,83 @@
+"""``python -m sim``: a multirun goes on after a refusal, and what is interrupted leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim import outputs
+from sim.outputs import write_outputs
+
+SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
+
+
+def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "-m", *SMALL, "outputs=summary", "budget.resident_share=0.01,0.25,2,0.5",
+         f"hydra.sweep.dir={tmp_path}"], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    *_, head, first, second = done.stderr.splitlines()
+    assert head == "2 of the runs were refused:"
+    assert first.startswith("  budget.resident_share=0.01,")
+    assert second.startswith("  budget.resident_share=2,")
+    assert sorted(path.parent.name for path in tmp_path.rglob("summary.json")) == ["1", "3"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1", "3"]
+
+
+class Broken:
+    """Tables of which the last one cannot be written."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def tables(self) -> dict[str, Any]:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt(), SystemExit(143)], ids=str)
+def test_what_is_interrupted_while_it_writes_leaves_no_file(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        write_outputs(tmp_path, {"system": "x"}, {}, Broken(error), "wait_all", None)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_interrupted_between_two_files_leaves_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, moved = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        if moved:
+            raise SystemExit(143)
+        moved.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(outputs.os, "replace", replace)
+    monkeypatch.setattr(outputs, "_write_json", lambda path, *_, **__: [
+        path.with_name(name).write_text("{}", encoding="utf-8") for name in ("a.json", "b.json")])  # fmt: skip
+    with pytest.raises(SystemExit):
+        write_outputs(tmp_path, {}, {}, None, "wait_all", None)
+    assert len(moved) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_ends_a_run_at_once_with_its_own_status_and_no_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sim", "system=hobbit", f"output_dir={tmp_path}/out"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    while process.poll() is None and not (tmp_path / "out").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert told.splitlines()[-1] == "interrupted; nothing was written"
+    assert out == ""
+    assert not (tmp_path / "out").exists()
