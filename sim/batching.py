@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from sim.units import NS_PER_S, require_number
 
@@ -157,16 +158,16 @@ def arrival_times(
     """When ``count`` requests arrive, in ns, not descending unless given so.
 
     All at 0 (closed loop); or as a Poisson process of ``per_s`` requests a second that begins at 0, drawn from
-    ``seed``; or as ``given_ns`` says. Raise ValueError for what is no such choice.
+    ``seed``; or as ``given_ns`` says, of which there may be more. Raise ValueError for what is no such choice.
     """
     if per_s is not None and given_ns is not None:
         raise ValueError(f"workload.arrivals_per_s={per_s} and given arrivals exclude each other; leave one out")
     if given_ns is not None:
-        if len(given_ns) != count:
+        if len(given_ns) < count:
             raise ValueError(f"{len(given_ns)} arrivals are given for {count} sequences; give one for each")
         for time_ns in given_ns:
             require_number("arrivals_ns", time_ns, whole=True)
-        return tuple(given_ns)
+        return tuple(given_ns[:count])
     if per_s is None:
         return (0,) * count
     require_number("workload.arrivals_per_s", per_s)
@@ -179,5 +180,28 @@ def arrival_times(
     draw, time_s, times = random.Random(seed), 0.0, []
     for _ in range(count):
         time_s -= math.log(1.0 - draw.random()) / per_s
+        times.append(round(time_s * NS_PER_S))
+    return tuple(times)
+
+
+def given_arrivals(given: Sequence[float] | str) -> tuple[int, ...]:
+    """Arrivals in ns from seconds: a list, or the path of a text file with one a line (``#`` begins a comment).
+
+    Raise ValueError for a time that is none, OSError for a file that cannot be read.
+    """
+    if not isinstance(given, str):
+        for time_s in given:
+            require_number("workload.arrivals_s", time_s)
+        return tuple(round(time_s * NS_PER_S) for time_s in given)
+    times = []
+    for number, line in enumerate(Path(given).read_text(encoding="utf-8").splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            time_s = float(text)
+        except ValueError:
+            raise ValueError(f"{given}, line {number}: {text[:40]!r} is no time in seconds") from None
+        require_number(f"{given}, line {number}: time", time_s)
         times.append(round(time_s * NS_PER_S))
     return tuple(times)

@@ -14,6 +14,7 @@ import numpy as np
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
+from sim.batching import given_arrivals
 from sim.controller import Controller
 from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
 from sim.fitting.prepare import prepare_predictor
@@ -80,6 +81,7 @@ class WorkloadChoice:
     decode_tokens: int | None = None
     short_sequences: str = "refuse"
     arrivals_per_s: float | None = None
+    arrivals_s: Sequence[float] | str | None = None
     arrival_seed: int = 0
     source: str = ""
 
@@ -138,7 +140,9 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
     options = {
         "split": choice.split, "batching": steps.batching, "together": steps.together,
         "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
-        "arrival_seed": steps.arrival_seed, "lookahead": part["predictor"].lookahead_sites,
+        "arrival_seed": steps.arrival_seed,
+        "arrivals": None if steps.arrivals_s is None else given_arrivals(steps.arrivals_s),
+        "lookahead": part["predictor"].lookahead_sites,
         "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
         "lengths": steps.lengths,
     }  # fmt: skip
@@ -146,7 +150,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
     def make() -> Workload:
         return Workload(trace, **options)
 
-    if steps.arrivals_per_s is not None:
+    if steps.arrivals_per_s is not None or steps.arrivals_s is not None:
         return make()
     # The workload holds its trace, so that no other can have its identity meanwhile.
     return shared.get(("workload", id(trace), *options.values()), make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
@@ -233,7 +233,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "batching": workload.batching,
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
-        "arrivals": {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]} if workload.is_timed else None,
+        "arrivals": _arrivals(told) if workload.is_timed else None,
         "waves": len(controller.wave_calls) // 2,
         "loop": "open",
         "initial_cache": cache.initial if isinstance(cache, Pooled) else "own",
@@ -244,6 +244,13 @@ def _contracts(run: Run) -> dict[str, Any]:
         contracts["score_thresholds"] = {"low_above": selector.low_above, "skip_above": selector.skip_above,
                                          "from": "fit split" if selector.quantiles else "given"}  # fmt: skip
     return contracts
+
+
+def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
+    """When requests come: drawn, or as they were given."""
+    if told["arrivals_per_s"] is None:
+        return {"given_s": told["arrivals_s"]}
+    return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
 
 
 def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:
