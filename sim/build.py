@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.batching import given_arrivals
 from sim.controller import Controller
-from sim.costs import Ledger, Roofline, check_memory, overflow_bytes
-from sim.fitting.prepare import prepare_predictor
+from sim.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
+from sim.fitting.prepare import prepare_payload, prepare_predictor
 from sim.hardware import Hardware
 from sim.lengths import Lengths
 from sim.model import PRECISION_BITS, Model
 from sim.policies.caches import Foreseeing
+from sim.policies.lookahead import transfers_within
 from sim.policies.placements import CpuByCost
 from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
@@ -112,20 +113,41 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     profile_selector(selector, trace)
     geometry = make_geometry(model, selector.precisions, share, missing_variants(selector))
     part["payload"].prepare(geometry, trace.header.sparsities)
+    prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
-    try:
-        controller = make_controller(geometry, part)
-    except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_share(config, model, selector.precisions, workload)}") from error
-    ledger = _check_memory(model, hardware, workload, controller)
     durations = Roofline(
         model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
         geometry.site_bytes, active_share=part["payload"].active_share,
         decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
         forecast_sites=part["predictor"].lookahead_sites,
     )  # fmt: skip
+    if part["loader"].prefetch_budget == "within_layer":
+        budget = prefetches_within_layer(workload, durations, geometry)
+        part["loader"] = replace(part["loader"], prefetch_budget=budget)
+    try:
+        controller = make_controller(geometry, part)
+    except CapacityError as error:
+        raise CapacityError(f"{error}{_smallest_share(config, model, selector.precisions, workload)}") from error
+    ledger = _check_memory(model, hardware, workload, controller)
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
                fitted_on)  # fmt: skip
+
+
+def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
+    """How many experts the link to the device moves while a decoded token's layer is computed, on average of the run's;
+    at least one token's needs. Raise ValueError where the steps depend on time.
+    """
+    if workload.is_timed:
+        raise ValueError(
+            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; set "
+            "workload.arrivals_per_s=null, or loader.prefetch_budget to a number"
+        )
+    decode = [step for step in workload.steps if step.decode] or workload.steps
+    dense_ns = [durations.dense_ns(step)[site] for step in decode for site in step.sites]
+    sites = range(geometry.sites)
+    expert_ns = sum(durations.expert_ns(0, site, 1) for site in sites) // len(sites)
+    layer_ns = sum(dense_ns) // len(dense_ns) + geometry.top_k * expert_ns
+    return transfers_within(layer_ns, max(1, durations.hop_ns(0, geometry.variant_bytes[0])), geometry.top_k)
 
 
 def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:

@@ -483,11 +483,14 @@ class Controller(Transfers):
     def _keep_forecasts(self, gate: Gate) -> None:
         self._gate_call_of[gate.site] = self.calls
         self._gate = gate
-        self._predictions[gate.tick] = (self.calls, [self._keep(choice) for choice in self.predictor.predict(gate)])
+        self._predictions[gate.tick] = (
+            self.calls,
+            [self._keep(choice, gate) for choice in self.predictor.predict(gate)],
+        )
 
-    def _keep(self, choice: Choice) -> Kept:
+    def _keep(self, choice: Choice, gate: Gate) -> Kept:
         payload = self.payload
-        moved = () if payload.whole else [payload.moved_bytes(k, choice, i) for i, k in enumerate(choice.keys)]
+        moved = () if payload.whole else [payload.forecast_bytes(k, choice, i, gate) for i, k in enumerate(choice.keys)]
         return Kept(choice.site, list(choice.needs), list(choice.keys), list(choice.tokens), list(choice.scores),
                     choice.experts, choice.weights, moved)  # fmt: skip
 
@@ -511,7 +514,7 @@ class Controller(Transfers):
                         if is_simple:
                             self._queue_simply(key, site)
                             left -= 1
-                        elif self._queue_prefetch(key, site, choice):
+                        elif self._queue_prefetch(key, site, choice, gate):
                             left -= 1
             if missing:
                 if self.ram is not None:
@@ -537,7 +540,7 @@ class Controller(Transfers):
         self._prefetches_of[site].append(transfer)
         self.events += (calls, QUEUE_PREFETCH, key, -1)
 
-    def _queue_prefetch(self, key: int, site: int, choice: Choice) -> bool:
+    def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> bool:
         """False if its slot should have been claimed now and could not."""
         moved_bytes = self._key_bytes[key]
         if not self.payload.whole:
@@ -545,7 +548,7 @@ class Controller(Transfers):
             if isinstance(choice, Kept):
                 moved_bytes = choice.moved_bytes[place]
             else:
-                moved_bytes = self.payload.moved_bytes(key, choice, place)
+                moved_bytes = self.payload.forecast_bytes(key, choice, place, gate)
         self.events += (self.calls, QUEUE_PREFETCH, key, -1)
         transfer = self._queue(key, True, moved_bytes)
         if transfer is None:

@@ -1,7 +1,13 @@
-"""``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]``: what a predictor has to know.
+"""What a part of a system has to know beforehand, from the trace's ``fit`` sequences alone.
 
-Statistics of the trace's ``fit`` sequences, as ``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors).
-``python -m sim`` takes them by ``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m capture.fit``.
+``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]``: a predictor's statistics, as
+``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors). ``python -m sim`` takes them by
+``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m capture.fit``.
+
+``python -m sim.fit cache=weighted_score [step=0.1] [trace.max_sequences=8] [system=hobbit] ...``: a cache's weights. A
+grid over them (they sum to 1), each point a run of the fit sequences with no predictor; what counts is the miss penalty
+of decoded needs. Prints the best weights as an override for ``python -m sim``, and how flat the optimum is; nothing is
+written. Any other word is an override of the run, as there.
 """
 
 from __future__ import annotations
@@ -19,15 +25,23 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
 
-from sim.build import ROOT, TraceChoice, load_trace
+from sim.build import ROOT, TraceChoice, build, inform_caches, load_trace, make_controller
+from sim.engine import simulate
 from sim.fitting.artefact import write_artefact
+from sim.fitting.cache_weights import Fit, Weights, fit_weights, miss_penalty, override, simplex, table
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences
 from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
+from sim.policies.scores import WeightedScore
+from sim.run import Run
 from sim.trace import Trace
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
+STEP = 0.1
+FIXED = ("predictor=none", "trace.split=fit", "outputs=summary", "output_dir=unused")
+"""On-demand misses alone are what the paper minimises; nothing is written."""
+ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
         words[group] = True
         overrides.append(argument)
     if not words["predictor"]:
-        raise ValueError("missing predictor=NAME (a file of conf/predictor)")
+        raise ValueError("missing predictor=NAME (a file of conf/predictor) or cache=weighted_score")
     part = _parts(overrides)
     predictor, choice = part["predictor"], part["trace"]
     if not isinstance(predictor, FittedPredictor) or not predictor.needs_artefact:
@@ -79,27 +93,99 @@ def _parts(overrides: Sequence[str]) -> dict[str, Any]:
         raise ValueError(str(error).strip()) from None
 
 
+def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[Run, Fit]:
+    """Raise ValueError for what cannot run or be calibrated."""
+    step, overrides = STEP, []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key == "step" and equals:
+            step = _number(text)
+        elif key.split(".")[0] == "predictor" or key in ("trace.split", "outputs", "output_dir"):
+            raise ValueError(f"{word}: a calibration runs the fit sequences without a predictor; leave it out")
+        else:
+            overrides.append(word)
+    points = list(simplex(step))
+    try:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("config", overrides=[*overrides, *FIXED])
+        run = build(cfg, "calibration")
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    cache = run.controller.cache
+    if not isinstance(cache, WeightedScore):
+        raise ValueError(f"{type(cache).__name__} has no weights to calibrate; choose cache=weighted_score")
+    if run.workload.is_timed:
+        raise ValueError("a calibration wants the same steps at every point; set workload.arrivals_per_s=null")
+    task = progress.add_task("calibrating: points of the grid", total=len(points)) if progress else None
+
+    def penalty(weights: Weights) -> float:
+        fresh = WeightedScore(weights, cache.scope, cache.shares, cache.initial, cache.quotas)
+        part = {**_parts_of(run), "cache": fresh}
+        inform_caches(part, run.workload, run.controller.geometry)
+        controller = make_controller(run.controller.geometry, part)
+        simulate(controller, run.workload, run.durations)
+        if progress is not None and task is not None:
+            progress.advance(task)
+        return miss_penalty(controller, run.workload)
+
+    return run, fit_weights(points, penalty)
+
+
+def _parts_of(run: Run) -> dict[str, Any]:
+    """The run's own, again: a RAM tier's cache begins anew with its pools, the others remember nothing."""
+    used = run.controller
+    ram_cache = used.ram.cache if used.ram is not None else None
+    return {
+        "hardware": run.hardware, "model": run.model, "predictor": used.predictor, "precision": used.selector,
+        "placement": used.placement, "payload": used.payload, "loader": used.loader, "ram_cache": ram_cache,
+    }  # fmt: skip
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"step={text} must be a number, such as {STEP}") from None
+
+
+def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
+    """Fit a predictor and write its files; what to tell of it."""
+    request = request_of(arguments)
+    if isinstance(request.predictor, LearnedPerSite):
+        raise ValueError("a learned predictor is trained by python -m capture.fit, which needs torch")
+
+    def track(sites: Iterable[int]) -> Iterable[int]:
+        return progress.track(list(sites), description=f"fitting {request.predictor.kind}: sites")
+
+    artefact = fit_predictor(request.predictor, request.trace, request.sequences, track)
+    place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
+    size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
+    return [f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of {artefact.trace['name']}, "
+            f"{size} bytes"]  # fmt: skip
+
+
+def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
+    """Fit a cache's weights; what to tell of them, the override last."""
+    run, fit = calibrate(words, progress)
+    return [
+        f"{len(run.workload.sequences)} fit sequences of {run.workload.trace.header.name}, {len(fit.points)} points; "
+        f"{fit.near_best()} cost at most 1 % more than the best, the worst costs {fit.penalties[-1]:.4f}",
+        *(f"  {cost:.4f}  {text}" for text, cost in table(fit, ROWS)),
+        override(fit.best),
+    ]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
+    is_cache = any(argument.split("=")[0].split(".")[0] == "cache" for argument in arguments)
     try:
-        request = request_of(arguments)
-        if isinstance(request.predictor, LearnedPerSite):
-            raise ValueError("a learned predictor is trained by python -m capture.fit, which needs torch")
-        with Progress(console=console, transient=True) as progress:
-
-            def track(sites: Iterable[int]) -> Iterable[int]:
-                return progress.track(list(sites), description=f"fitting {request.predictor.kind}: sites")
-
-            artefact = fit_predictor(request.predictor, request.trace, request.sequences, track)
-        place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            lines = fit_cache(arguments, progress) if is_cache else fit_statistics(arguments, progress)
     except (ValueError, OSError) as error:
         print(f"fit: {error}", file=sys.stderr)
         return 2
-    size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
-    print(
-        f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of {artefact.trace['name']}, {size} bytes"
-    )
+    print("\n".join(lines))
     return 0
 
 

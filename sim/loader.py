@@ -23,6 +23,10 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
+BUDGETS = ("all", "until_next_gate", "within_layer")
+"""Of a loader's prefetch budget what is no number; ``within_layer`` becomes one before a run (`sim.build`)."""
+
+
 @dataclass(frozen=True)
 class Loader:
     """The loader's switches (docs/design.md sections 4 and 5).
@@ -65,9 +69,9 @@ class Loader:
             require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget
         is_count = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0
-        if budget not in ("all", "until_next_gate") and not is_count:
+        if budget not in BUDGETS and not is_count:
             raise ValueError(
-                f"loader.prefetch_budget={budget} is unknown; allowed: all, until_next_gate, or a count >= 0"
+                f"loader.prefetch_budget={budget} is unknown; allowed: {', '.join(BUDGETS)}, or a count >= 0"
             )
         self._check_combinations()
 

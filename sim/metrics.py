@@ -15,12 +15,14 @@ from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.intervals import ratio_intervals
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
+from sim.policies.payloads import ReusedChannels
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.run import Run
 from sim.trace import Header, trace_sha256
 from sim.types import Geometry, PrefetchOutcome
 from sim.units import seconds
+from sim.workload import Workload
 
 SCHEMA = 1
 VERSION = version("moe-offload-lab")
@@ -240,6 +242,8 @@ def _contracts(run: Run) -> dict[str, Any]:
         "carry_over": "cache contents stay between sequences",
         "warmup_tokens": 0,
     }
+    if isinstance(controller.payload, ReusedChannels):
+        contracts["channels"] = _channels(controller.payload, workload)
     if isinstance(selector, ScoreThreshold):
         contracts["score_thresholds"] = {"low_above": selector.low_above, "skip_above": selector.skip_above,
                                          "from": "fit split" if selector.quantiles else "given"}  # fmt: skip
@@ -251,6 +255,15 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
     if told["arrivals_per_s"] is None:
         return {"given_s": told["arrivals_s"]}
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
+
+
+def _channels(payload: ReusedChannels, workload: Workload) -> dict[str, float | str | None]:
+    """How good the forecasts of channels were, whether or not anything was moved for them: of those that rows made
+    active after the first site the share that was named (recall), and the other way round; in so many rows.
+    """
+    rows, active, found, named = payload.channel_counts(item.sequence for item in workload.sequences)
+    return {"missed": payload.missed, "rows": rows, "recall": found / active if active else None,
+            "precision": found / named if named else None}  # fmt: skip
 
 
 def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:

@@ -12,6 +12,7 @@ from sim.fitting.fits import artefact_name, shape_of
 from sim.gate_inputs import read_gate_inputs
 from sim.policies.base import Predictor
 from sim.policies.fitted import FittedPredictor
+from sim.policies.payloads import ReusedChannels, Whole
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
 from sim.trace import trace_sha256
 from sim.workload import Workload
@@ -51,6 +52,36 @@ def prepare_predictor(predictor: Predictor | Foreseen | StatedAccuracy, workload
     return seen
 
 
+def prepare_payload(payload: Whole, workload: Workload) -> None:
+    """Give a payload what is known of its forecasts, if anything. Raise ValueError for what is not of this trace."""
+    if not isinstance(payload, ReusedChannels):
+        return
+    place = (
+        Path(payload.artefact) if payload.artefact is not None else _shipped(workload.trace.header.name, payload.kind)
+    )
+    if place is None:
+        return
+    artefact, digest = read_artefact(place), trace_sha256(workload.trace.header)
+    if (artefact.kind, artefact.trace["sha256"]) != (payload.kind, digest):
+        raise ArtefactError(
+            f"{place} is of kind {artefact.kind} and trace {artefact.trace['name']} ({artefact.trace['sha256'][:12]}), "
+            f"this run needs {payload.kind} of {workload.trace.header.name} ({digest[:12]}); make it with "
+            f"python -m capture.channels model=DIR trace=..., or choose payload=active_share"
+        )
+    try:
+        payload.know(artefact.arrays)
+    except ValueError as error:
+        raise ArtefactError(f"{place}: {error}") from None
+
+
+def _shipped(trace: str, name: str) -> Path | None:
+    """The fit of this name that comes with the project for a trace of that one."""
+    # A trace's name comes from its header, so it must not lead elsewhere.
+    folders = {folder.name: folder for folder in SHIPPED.iterdir()} if SHIPPED.is_dir() else {}
+    place = folders[trace] / f"{name}.json" if trace in folders else None
+    return place if place is not None and place.is_file() else None
+
+
 def find_artefact(predictor: FittedPredictor, workload: Workload) -> Artefact:
     """The fit that ``predictor.artefact`` names, or the one that comes with the project for this trace."""
     header, name = workload.trace.header, artefact_name(predictor)
@@ -60,11 +91,10 @@ def find_artefact(predictor: FittedPredictor, workload: Workload) -> Artefact:
     if predictor.artefact is not None:
         place = Path(predictor.artefact)
     else:
-        # A trace's name comes from its header, so it must not lead elsewhere.
-        folders = {folder.name: folder for folder in SHIPPED.iterdir()} if SHIPPED.is_dir() else {}
-        if header.name not in folders or not (folders[header.name] / f"{name}.json").is_file():
+        shipped = _shipped(header.name, name)
+        if shipped is None:
             raise ArtefactError(f"no fit {name} comes with the project for trace {header.name}; {fit}")
-        place = folders[header.name] / f"{name}.json"
+        place = shipped
     artefact = read_artefact(place)
     digest = trace_sha256(header)
     for what, found, wanted in (

@@ -182,8 +182,11 @@ class Payload(Protocol):
     whole: bool
     """Every access moves the whole variant: the controller then never asks."""
 
-    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
-        """Bytes that the ``index``-th need of a gate or forecast must have there, or brings along; 1 or more."""
+    def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
+        """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or more."""
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
+        """The same of the ``index``-th expert of a forecast that was made at ``gate``."""
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         """Of what the ``index``-th need must have, the bytes that a partial prefetch of ``moved_bytes`` lacks."""

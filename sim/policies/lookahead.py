@@ -80,7 +80,7 @@ class ConfidentLookahead:
     under the site's own rule, by the number of rows, as Fate's popularity.
 
     How many of these may be loaded is not the predictor's to say: what is resident costs nothing, so the budget
-    ``n = T / t_expert`` is the loader's ``prefetch_budget`` (`transfers_within`).
+    ``n = T / t_expert`` is the loader's ``prefetch_budget: within_layer`` (`transfers_within`).
 
     Source: Fang et al., Fate, arXiv:2502.12224, sections 4.1 and 4.2. Not stated there: strictly above, interpolation.
     """

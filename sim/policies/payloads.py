@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from sim.policies.base import Choice, FloatArray, Gate
+from sim.policies.fitted import Arrays, require_array
 from sim.types import Geometry
 from sim.units import require_number
 
 SHARES = ("recorded", "nominal")
+MISSED = ("dropped", "fetched")
 
 
 class Whole:
@@ -23,7 +27,10 @@ class Whole:
     def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
         """Called once, before the run: the variants' bytes, and what the active shares of the trace stand for."""
 
-    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
+    def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
+        raise NotImplementedError("a whole payload is never asked")
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
         raise NotImplementedError("a whole payload is never asked")
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
@@ -45,7 +52,13 @@ class WholeLayer(Whole):
     def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
         self._geometry = geometry
 
-    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
+    def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
+        return self._share_out(key, gate, index)
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
+        return self._share_out(key, choice, index)
+
+    def _share_out(self, key: int, choice: Choice, index: int) -> int:
         each, extra = divmod(self._geometry.experts, len(choice.needs))
         return (each + (index < extra)) * self._geometry.bytes_of(key)
 
@@ -86,16 +99,93 @@ class ActiveShare(Whole):
                 )
             self._column = list(sparsities).index(self.sparsity)
 
-    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
-        whole = self._geometry.bytes_of(key)
-        if len(choice.experts) > 1:
-            return whole
-        share = self.active_share
-        # Only a gate knows them: a forecast has none.
-        recorded: FloatArray | None = getattr(choice, "share", None) if self.needs_shares else None
-        if recorded is not None:
-            share = float(recorded[0, index, self._column])
-        return min(whole, max(1, round(share * whole)))
+    def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
+        if len(gate.experts) > 1:
+            return self._geometry.bytes_of(key)
+        recorded: FloatArray | None = gate.share if self.needs_shares else None
+        return self._bytes(key, self.active_share if recorded is None else float(recorded[0, index, self._column]))
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
+        return self._geometry.bytes_of(key) if len(choice.experts) > 1 else self._bytes(key, self.active_share)
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         return self._geometry.bytes_of(key) - moved_bytes if len(gate.experts) > 1 else 0
+
+    def _bytes(self, key: int, share: float) -> int:
+        whole = self._geometry.bytes_of(key)
+        return min(whole, max(1, round(share * whole)))
+
+
+class ReusedChannels(ActiveShare):
+    """As `ActiveShare`, and a prefetch moves the channels that the gate input of the site before makes active in the
+    next site's up projections: the same matrices, one layer early.
+
+    ``missed``: ``dropped`` leaves out what the row makes active and the forecast did not name, ``fetched`` moves it on
+    demand. ``know`` tells which channels were named and found, for the rows whose gate inputs the trace keeps; other
+    rows, and forecasts of later sites than the next, move the nominal share. ``artefact``: None takes the one that
+    comes with the project for the trace, if any.
+
+    Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.2 (reused-based intra-expert predictor; that what it misses
+    is left out is our reading).
+    """
+
+    kind = "channels"
+
+    def __init__(self, sparsity: float, missed: str = "dropped", artefact: str | None = None) -> None:
+        super().__init__(sparsity)
+        if missed not in MISSED:
+            raise ValueError(f"unknown payload.missed={missed}; known: {', '.join(MISSED)}")
+        if artefact is not None and (not isinstance(artefact, str) or not artefact):
+            raise ValueError(f"payload.artefact={artefact!r} must be the .json file of a fit, or null")
+        self.missed, self.artefact = missed, artefact
+        self.parameters: dict[str, str | int] = {}
+        self._place: dict[tuple[int, int], int] = {}
+
+    def know(self, arrays: Arrays) -> None:
+        """Take ``sequence`` [M] and ``position`` [M] of the rows, and of each, by site, expert and sparsity, how many
+        of ``width`` channels are ``named`` [M, S, E, P] for it one site before, and of the experts that it chose how
+        many of these are ``found`` active [M, S, E, P], of ``active`` [M, S, E, P] in all. Raise ValueError for others.
+        """
+        sequence, position = (require_array(arrays, name, (None,), "u") for name in ("sequence", "position"))
+        sites, experts = self._geometry.sites, self._geometry.experts
+        shape = (len(sequence), sites, experts, None)
+        counts = [require_array(arrays, name, shape, "u")[..., self._column] for name in ("named", "found", "active")]
+        self._named, self._found, self._active = counts
+        self._width = int(require_array(arrays, "width", (1,), "u")[0])
+        if (
+            len(position) != len(sequence)
+            or self._width < 1
+            or max(int(c.max(initial=0)) for c in counts) > self._width
+        ):
+            raise ValueError(f"channels of {len(sequence)} rows: counts must be of width={self._width} at most")
+        self._place = {at: m for m, at in enumerate(zip(sequence.tolist(), position.tolist(), strict=True))}
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
+        place = self._row(gate) if choice.site == gate.site + 1 and len(choice.experts) == 1 else None
+        if place is None:
+            return super().forecast_bytes(key, choice, index, gate)
+        return self._bytes(key, int(self._named[place, choice.site, choice.needs[index]]) / self._width)
+
+    def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
+        place = self._row(gate) if len(gate.experts) == 1 and self.missed == "fetched" else None
+        if place is None or not gate.site:
+            return super().missing_bytes(key, gate, index, moved_bytes)
+        at = (place, gate.site, gate.needs[index])
+        lacking = int(self._active[at]) - int(self._found[at])
+        return (
+            min(self._bytes(key, lacking / self._width), self._geometry.bytes_of(key) - moved_bytes) if lacking else 0
+        )
+
+    def _row(self, gate: Gate) -> int | None:
+        return self._place.get((int(gate.row_sequence[0]), int(gate.row_position[0])))
+
+    def channel_counts(self, sequences: Iterable[int]) -> tuple[int, int, int, int]:
+        """Of the rows of these sequences: how many are known; channels that their experts made active after the first
+        site, those of them that were named before, and what was named for these experts in all.
+        """
+        numbers = set(sequences)
+        rows = [m for (sequence, _), m in self._place.items() if sequence in numbers]
+        if not rows:
+            return 0, 0, 0, 0
+        active, found, named = (c[rows, 1:].astype(np.int64) for c in (self._active, self._found, self._named))
+        return len(rows), int(active.sum()), int(found.sum()), int(named[active > 0].sum())

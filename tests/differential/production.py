@@ -279,7 +279,10 @@ class ScenarioPayload:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
-    def moved_bytes(self, key: int, choice: Choice, index: int) -> int:
+    def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
+        return self._scenario.moved_bytes(self._scenario.unpack(key), gate.asked[index])  # type: ignore[attr-defined]
+
+    def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
         return self._scenario.moved_bytes(self._scenario.unpack(key), choice.asked[index])  # type: ignore[attr-defined]
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:

@@ -33,7 +33,7 @@ LAYERS = (
 )  # fmt: skip
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare",
-    "sim", "sim.fit", "sim.fit_cache", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
+    "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay", "sim.calibrate",
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",

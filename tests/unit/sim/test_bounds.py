@@ -167,6 +167,9 @@ class Halves:
     def moved_bytes(self, key: int, choice: Any, index: int) -> int:
         return 4
 
+    def forecast_bytes(self, key: int, choice: Any, index: int, gate: Any) -> int:
+        return 4
+
     def missing_bytes(self, key: int, gate: Any, index: int, moved_bytes: int) -> int:
         return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from sim.execute import execute
-from sim.fit_cache import calibrate, main
+from sim.fit import calibrate, main
 from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
 
 
@@ -75,8 +75,9 @@ def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
 def test_what_cannot_be_calibrated_is_refused_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["trace.max_sequences=1", *words]) == 2
+    cache = [] if "cache=lru" in words else ["cache=weighted_score"]
+    assert main([*cache, "trace.max_sequences=1", *words]) == 2
     told = capsys.readouterr()
-    assert told.err.startswith("fit_cache: ")
+    assert told.err.startswith("fit: ")
     assert message in told.err
     assert not told.out

@@ -32,9 +32,9 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("in_flight", 0, "1, 2"), ("wait", "later", "wait_all, as_ready, in_order"),
         ("destination", "disk", "pool, staging"), ("slot_claim", "never", "issue, queue"),
         ("retention", "forever", "strict, after_batch"), ("replay_unit", "token", "union, access"),
-        ("prefetch_budget", -1, "all, until_next_gate, or a count >= 0"),
-        ("prefetch_budget", "some", "all, until_next_gate, or a count >= 0"),
-        ("prefetch_budget", 1.5, "all, until_next_gate, or a count >= 0"),
+        ("prefetch_budget", -1, "all, until_next_gate, within_layer, or a count >= 0"),
+        ("prefetch_budget", "some", "all, until_next_gate, within_layer, or a count >= 0"),
+        ("prefetch_budget", 1.5, "all, until_next_gate, within_layer, or a count >= 0"),
     ],
 )  # fmt: skip
 def test_what_is_unknown_is_refused_with_what_is_allowed(name: str, value: Any, allowed: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies.payloads import ActiveShare, Whole, WholeLayer
+from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
 from sim.types import Geometry
 
 GEOMETRY = Geometry(2, 8, 2, ("fp16",), (16.0,), (1000,), 8000)
@@ -17,13 +17,14 @@ SHARES = np.array([[[0.52, 0.31, 0.125], [0.4, 0.2, 0.0999]]], np.float32)
 """Of one row's two experts, at each sparsity."""
 
 
-def gate(*experts: int, rows: int = 1, share: Any = SHARES) -> Any:
-    """A gate of so many rows, which all chose these experts."""
-    return SimpleNamespace(needs=list(experts), experts=np.array([experts] * rows), share=share)
+def gate(*experts: int, rows: int = 1, share: Any = SHARES, site: int = 0, position: int = 9) -> Any:
+    """A gate of so many rows, which all chose these experts; the first at position 9 of sequence 4."""
+    return SimpleNamespace(needs=list(experts), experts=np.array([experts] * rows), share=share, site=site,
+                           row_sequence=np.full(rows, 4), row_position=np.arange(rows) + position)  # fmt: skip
 
 
-def forecast(*experts: int, rows: int = 1) -> Any:
-    return SimpleNamespace(needs=list(experts), experts=np.array([experts] * rows))
+def forecast(*experts: int, rows: int = 1, site: int = 1) -> Any:
+    return SimpleNamespace(needs=list(experts), experts=np.array([experts] * rows), site=site)
 
 
 def test_a_whole_payload_is_never_asked() -> None:
@@ -32,6 +33,8 @@ def test_a_whole_payload_is_never_asked() -> None:
         Whole().moved_bytes(0, gate(1), 0)
     with pytest.raises(NotImplementedError):
         Whole().missing_bytes(0, gate(1), 0, 1)
+    with pytest.raises(NotImplementedError):
+        Whole().forecast_bytes(0, forecast(1), 0, gate(1))
 
 
 # ---- layer by layer --------------------------------------------------------------------------------------------------
@@ -47,6 +50,7 @@ def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
     payload.prepare(GEOMETRY, ())
     moved = [payload.moved_bytes(expert, gate(*needs), index) for index, expert in enumerate(needs)]
     assert moved == [1000 * count for count in experts]
+    assert moved == [payload.forecast_bytes(e, forecast(*needs), index, gate(1)) for index, e in enumerate(needs)]
     assert sum(moved) == 8 * 1000
     assert payload.missing_bytes(3, gate(*needs), 0, moved[0]) == 0
 
@@ -68,19 +72,97 @@ def test_a_row_moves_the_channels_that_it_makes_active(sparsity: float, moved: l
 
 def test_a_forecast_moves_the_nominal_share() -> None:
     """1 - 0.8 of 1,000 bytes."""
-    assert active(0.8).moved_bytes(3, forecast(3, 5), 0) == 200
+    assert active(0.8).forecast_bytes(3, forecast(3, 5), 0, gate(1)) == 200
     assert active(0.8, "nominal").moved_bytes(3, gate(3, 5), 0) == 200
 
 
 def test_several_rows_move_whole_experts() -> None:
     assert active().moved_bytes(3, gate(3, 5, rows=2), 0) == 1000
-    assert active().moved_bytes(3, forecast(3, 5, rows=2), 0) == 1000
+    assert active().forecast_bytes(3, forecast(3, 5, rows=2), 0, gate(1)) == 1000
 
 
 def test_what_a_prefetch_lacks_of_a_rows_channels_is_left_out_but_not_of_several_rows() -> None:
     """FloE section 3.3.2: channels that the predictor misses are not computed."""
     assert active().missing_bytes(3, gate(3, 5), 0, 100) == 0
     assert active().missing_bytes(3, gate(3, 5, rows=2), 0, 100) == 900
+
+
+# ---- channels by reused up projections -------------------------------------------------------------------------------
+
+
+WIDTH = 40
+
+
+def reused(missed: str = "dropped") -> ReusedChannels:
+    """One row is known, of 40 channels. At site 1, sparsity 0.9, the forecast names 6 channels of expert 3, 4 of which
+    the row makes active, as it does 5 in all; of expert 5, which it does not choose, 2.
+    """
+    payload = ReusedChannels(0.9, missed)
+    payload.prepare(GEOMETRY, SPARSITIES)
+    counts = {name: np.zeros((1, 2, 8, 3), np.uint8) for name in ("named", "found", "active")}
+    counts["named"][0, 1, 3], counts["found"][0, 1, 3], counts["active"][0, 1, 3] = (22, 10, 6), (18, 8, 4), (20, 9, 5)
+    counts["named"][0, 1, 5] = (20, 8, 2)
+    payload.know({**counts, "sequence": np.array([4], np.uint8), "position": np.array([9], np.uint8),
+                  "width": np.array([WIDTH], np.uint32)})  # fmt: skip
+    return payload
+
+
+@pytest.mark.parametrize(("expert", "moved"), [(3, 150), (5, 50), (6, 1)])
+def test_a_prefetch_moves_the_channels_that_are_named_for_it(expert: int, moved: int) -> None:
+    """6, 2 and 0 of 40 channels of 1,000 bytes; at least a byte."""
+    assert reused().forecast_bytes(8 + expert, forecast(expert, 1), 0, gate(1, 2)) == moved
+
+
+@pytest.mark.parametrize("where", [{"position": 8}, {"site": 1}])
+def test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share(where: dict[str, int]) -> None:
+    assert reused().forecast_bytes(8 + 3, forecast(3, site=1), 0, gate(1, **where)) == 100
+    assert ReusedChannels(0.9).missed == "dropped"
+
+
+def test_what_was_not_named_is_left_out_or_fetched() -> None:
+    """5 - 4 of 40 channels of 1,000 bytes; a prefetch that moved more than was named lacks no more than it has not."""
+    at = gate(3, 5, site=1)
+    assert reused().missing_bytes(8 + 3, at, 0, 150) == 0
+    assert reused("fetched").missing_bytes(8 + 3, at, 0, 150) == 25
+    assert reused("fetched").missing_bytes(8 + 3, at, 0, 990) == 10
+    assert reused("fetched").missing_bytes(8 + 3, gate(3, 5, site=1, position=8), 0, 150) == 0
+    assert reused("fetched").missing_bytes(8 + 3, gate(3, 5, site=1, rows=2), 0, 150) == 850
+
+
+def test_a_need_moves_what_its_row_makes_active_and_several_rows_move_all() -> None:
+    assert reused().moved_bytes(3, gate(3, 5), 0) == 125
+    assert reused().forecast_bytes(8 + 3, forecast(3, rows=2), 0, gate(1, rows=2)) == 1000
+
+
+def test_how_good_forecasts_of_channels_are_is_counted_over_the_chosen_experts() -> None:
+    """Recall 4 of 5, precision 4 of 6: what is named for expert 5 is nobody's."""
+    assert reused().channel_counts([4, 7]) == (1, 5, 4, 6)
+    assert reused().channel_counts([7]) == (0, 0, 0, 0)
+
+
+def test_channels_of_another_model_are_refused() -> None:
+    payload = reused()
+    good = {name: np.zeros((1, 2, 8, 3), np.uint8) for name in ("named", "found", "active")}
+    good |= {name: np.zeros(1, np.uint8) for name in ("sequence", "position")}
+    good["width"] = np.array([WIDTH], np.uint32)
+    changes = (
+        {"named": np.zeros((1, 2, 7, 3), np.uint8)},
+        {"position": np.zeros(2, np.uint8)},
+        {"found": np.full((1, 2, 8, 3), WIDTH + 1, np.uint8)},
+        {"width": np.array([0], np.uint32)},
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match=r"named|rows"):
+            payload.know({**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0.9, "kept"), "unknown payload.missed=kept"), ((0.9, "dropped", ""), "payload.artefact")],
+)
+def test_reuse_that_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReusedChannels(*arguments)
 
 
 @pytest.mark.parametrize(("share", "moved"), [(0.0, 1), (1.0, 1000)])

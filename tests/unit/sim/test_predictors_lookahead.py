@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import Configure
+from sim.build import build
 from sim.policies.lookahead import BestOf, ConfidentLookahead, GateLookahead, transfers_within
 from sim.policies.row_forecast import RowForecast
+from sim.trace import Trace
 
 
 def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
@@ -120,6 +123,23 @@ def test_the_offline_budget_is_what_fits_beside_a_block(
     block_ms: int, expert_ms: int, top_k: int, expected: int
 ) -> None:
     assert transfers_within(block_ms * 10**6, expert_ms * 10**6, top_k) == expected
+
+
+def test_the_budget_of_a_run_is_that_of_its_mean_layer(configure: Configure, bundled_trace: Trace) -> None:
+    """A link of 1,000 GB/s moves an expert in less than a layer takes: the quotient of the run's own times. At the
+    machine's own speed none fits, and one token's two needs are allowed all the same.
+    """
+    words = ("system=fate", "precision=fp16", "loader.prefetch_budget=within_layer", "trace.max_sequences=1")
+    fast = build(configure(*words, "hardware.links.pcie.peak_gb_per_s=1000"), "x", bundled_trace)
+    durations, steps = fast.durations, [step for step in fast.workload.steps if step.decode]
+    dense = [ns for step in steps for ns in durations.dense_ns(step)]
+    layer_ns = sum(dense) / len(dense) + 2 * durations.expert_ns(0, 0, 1)
+    expert_ns = durations.hop_ns(0, fast.controller.geometry.variant_bytes[0])
+    assert fast.controller.loader.prefetch_budget == int(layer_ns / expert_ns) > 2
+    slow = build(configure(*words), "x", bundled_trace)
+    assert slow.controller.loader.prefetch_budget == 2
+    with pytest.raises(ValueError, match=r"within_layer is a mean of steps.*arrivals_per_s=null"):
+        build(configure(*words, "workload=continuous_4", "workload.arrivals_per_s=1"), "x", bundled_trace)
 
 
 def test_impossible_choices_are_refused_by_name() -> None:

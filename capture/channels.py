@@ -1,0 +1,164 @@
+"""``python -m capture.channels model=DIR [trace=NAME | trace.path=DIR] [output_dir=DIR]``: which channels one layer's
+gate input makes active in the next layer's experts.
+
+FloE forecasts the channels of the next layer's experts by their own up projections, on this layer's gate input. For the
+decoded rows whose gate inputs and masks the trace keeps (``hidden_sequences=``) this computes what that names, of every
+expert, and how much of what the row then made active was named; ``payload=reused_channels`` of ``python -m sim`` moves
+by it. Written as ``DIR/channels.json`` and ``.npz`` (default: outputs/predictors). Nothing is fitted: thresholds are
+the trace's. Gate inputs are as the trace stores them, up projections the model's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from numpy.typing import NDArray
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import Progress
+
+from capture.discover import CaptureError, MoELayer, discover
+from capture.extras import unpack_masks, up_activations
+from capture.load import load_model
+from capture.record import THRESHOLDS_FILE
+from capture.settings import Settings
+from sim.build import TraceChoice, trace_directory
+from sim.configure import configure
+from sim.fitting.artefact import Artefact, write_artefact
+from sim.fitting.fits import shape_of
+from sim.gate_inputs import hidden_path, read_gate_inputs, read_tensors
+from sim.policies.fitted import smallest_counts
+from sim.trace import Trace, read_trace, trace_sha256
+
+OUTPUT_DIR = "outputs/predictors"
+KIND = "channels"
+KEYS = ("model", "trace", "trace.path", "output_dir")
+Counts = NDArray[np.int64]
+
+
+def named_and_found(values: NDArray[np.float32], thresholds: NDArray[np.float32], chosen: NDArray[np.int64],
+                    masks: NDArray[np.bool_]) -> tuple[Counts, Counts, Counts]:  # fmt: skip
+    """How many channels of one expert are named, found and active.
+
+    ``values`` [M, I]: |x W_up| of all rows with the gate input of the site before; ``thresholds`` [P]; ``masks``
+    [C, P, I]: the channels that the rows ``chosen`` [C] made active. Each count is [M, P], found and active 0 of rows
+    that did not choose the expert.
+    """
+    mask = values[:, None, :] >= thresholds[None, :, None]
+    named = mask.sum(-1)
+    found, active = np.zeros_like(named), np.zeros_like(named)
+    found[chosen] = (mask[chosen] & masks).sum(-1)
+    active[chosen] = masks.sum(-1)
+    return named, found, active
+
+
+def count_channels(layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Progress) -> Artefact:
+    """The counts of every row that the trace keeps. Raise ValueError where it does not keep what this needs."""
+    header = trace.header
+    numbers = tuple(s.sequence for s in header.sequences if hidden_path(s.sequence) in header.files)
+    if not numbers or not header.sparsities or THRESHOLDS_FILE not in header.files:
+        raise CaptureError(
+            f"trace {header.name} keeps gate inputs of {len(numbers)} sequences and masks at sparsities "
+            f"{list(header.sparsities)}; capture it with hidden_sequences=4 or more, and sparsities"
+        )
+    model = header.model
+    if (len(layers), layers[0].num_experts) != (model.sites, model.experts):
+        raise CaptureError(
+            f"the model has {len(layers)} sites of {layers[0].num_experts} experts, the trace {header.name} "
+            f"{model.sites} of {model.experts}; name the model that it was captured from"
+        )
+    kept = read_gate_inputs(directory, trace, numbers)
+    rows = np.flatnonzero(kept.place >= 0)
+    rows = rows[np.argsort(kept.place[rows])]
+    inputs, ids = kept.values, trace.ids[rows].astype(np.int64)
+    masks = np.concatenate([_masks(directory, trace, number) for number in numbers])
+    shape = (len(header.sparsities),)
+    thresholds = read_tensors(directory / THRESHOLDS_FILE, ("thresholds",)).get("thresholds")
+    if thresholds is None or thresholds.shape != (model.sites, model.experts, *shape):
+        raise CaptureError(f"{THRESHOLDS_FILE} must hold thresholds of every site, expert and sparsity")
+    counts = {name: np.zeros((len(rows), model.sites, model.experts, *shape), np.int64)
+              for name in ("named", "found", "active")}  # fmt: skip
+    for site in progress.track(range(1, model.sites), description="channels: sites"):
+        before = torch.from_numpy(inputs[:, site - 1])
+        there = torch.isfinite(before).all(-1).numpy()
+        for expert in range(model.experts):
+            with torch.no_grad():
+                values = up_activations(layers[site].experts, expert, torch.nan_to_num(before)).abs().float().numpy()
+            chosen, slot = np.nonzero((ids[:, site] == expert) & there[:, None])
+            found = named_and_found(values, thresholds[site, expert], chosen, masks[chosen, site, slot])
+            for name, count in zip(counts, found, strict=True):
+                counts[name][:, site, expert] = np.where(there[:, None], count, 0)
+    arrays: dict[str, NDArray[Any]] = {name: smallest_counts(count) for name, count in counts.items()}
+    arrays |= {
+        "sequence": smallest_counts(trace.sequence[rows].astype(np.int64)),
+        "position": smallest_counts(trace.position[rows].astype(np.int64)),
+        "width": np.array([masks.shape[-1]], np.uint32),
+    }
+    identity = {"name": header.name, "sha256": trace_sha256(header)}
+    return Artefact(KIND, {}, identity, shape_of(header), (), arrays, _results(counts, header.sparsities))
+
+
+def _results(counts: dict[str, Counts], sparsities: Sequence[float]) -> dict[str, float]:
+    """Recall (of active channels, the share that was named) and precision, of chosen experts, by sparsity."""
+    told = {}
+    for column, sparsity in enumerate(sparsities):
+        active, found, named = (counts[name][..., column] for name in ("active", "found", "named"))
+        told[f"recall_{sparsity:g}"] = round(float(found.sum() / active.sum()), 6)
+        told[f"precision_{sparsity:g}"] = round(float(found.sum() / named[active > 0].sum()), 6)
+    return told
+
+
+def _masks(directory: Path, trace: Trace, sequence: int) -> NDArray[np.bool_]:
+    """[T, S, K, P, I] of a sequence's kept rows."""
+    planes = read_tensors(directory / hidden_path(sequence), ("mask_planes",)).get("mask_planes")
+    model, count = trace.header.model, len(trace.header.sparsities)
+    bits = count.bit_length()
+    if planes is None or planes.shape[1:4] != (model.sites, model.top_k, bits):
+        raise CaptureError(f"{hidden_path(sequence)} has no mask_planes [T, {model.sites}, {model.top_k}, {bits}, ..]")
+    return unpack_masks(planes, count, min(model.expert_intermediate, 8 * planes.shape[4]))
+
+
+def parse(arguments: Sequence[str]) -> tuple[Settings, list[str], Path]:
+    """The model, the words that choose the trace, and where to write. Raise ValueError for what is wrong."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not text or key not in KEYS or key in given:
+            raise ValueError(f"{argument!r} must be one of {', '.join(f'{name}=' for name in KEYS)}, each once")
+        given[key] = text
+    if "model" not in given:
+        raise ValueError("missing model=DIR: the model that the trace was captured from")
+    words = [f"{key}={text}" for key, text in given.items() if key.startswith("trace")]
+    settings = Settings(given["model"], Path(), Path(), threads=1)
+    return settings, words, Path(given.get("output_dir", OUTPUT_DIR))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    try:
+        settings, words, output_dir = parse(arguments)
+        choice = instantiate(configure(*words)[0].trace)
+        assert isinstance(choice, TraceChoice)
+        directory = trace_directory(choice.path)
+        trace = read_trace(directory)
+        layers = discover(load_model(settings))
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            artefact = count_channels(layers, trace, directory, progress)
+        place = write_artefact(output_dir, KIND, artefact)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"channels: {str(error).strip()}", file=sys.stderr)
+        return 2
+    found = ", ".join(f"{name.replace('_', ' at ')} {value:.3f}" for name, value in artefact.results.items())
+    print(f"{place}: {len(artefact.arrays['sequence'])} rows of {trace.header.name}; {found}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
