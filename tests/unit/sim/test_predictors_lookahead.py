@@ -126,11 +126,11 @@ def test_the_offline_budget_is_what_fits_beside_a_block(
 
 
 def test_the_budget_of_a_run_is_that_of_its_mean_layer(configure: Configure, bundled_trace: Trace) -> None:
-    """A link of 1,000 GB/s moves an expert in less than a layer takes: the quotient of the run's own times. At the
+    """A link of 4,000 GB/s moves an expert in less than a layer takes: the quotient of the run's own times. At the
     machine's own speed none fits, and one token's two needs are allowed all the same.
     """
     words = ("system=fate", "precision=fp16", "loader.prefetch_budget=within_layer", "trace.max_sequences=1")
-    fast = build(configure(*words, "hardware.links.pcie.peak_gb_per_s=1000"), "x", bundled_trace)
+    fast = build(configure(*words, "hardware.links.pcie.peak_gb_per_s=4000"), "x", bundled_trace)
     durations, steps = fast.durations, [step for step in fast.workload.steps if step.decode]
     dense = [ns for step in steps for ns in durations.dense_ns(step)]
     layer_ns = sum(dense) / len(dense) + 2 * durations.expert_ns(0, 0, 1)
