@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential thorough predictors docs notebooks clean
+.PHONY: demo test check bench differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -38,6 +38,12 @@ predictors: $(VENV)/.test
 	  $(BIN)/python -m sim.fit predictor=$$name trace=$$trace output_dir=capture/assets/predictors/$$trace || exit; \
 	done; done
 	$(BIN)/python -m sim.fit predictor=expert_paths trace=tiny_switch output_dir=capture/assets/predictors/tiny_switch
+
+# The papers' claims beside what the simulator says: docs/papers.md. What was run is kept; a killed one goes on.
+# PHONE=DIR: the folder of the recorded phone run, where it is at hand.
+PHONE ?=
+reproduce: $(VENV)/.core
+	$(BIN)/python -m sim.reproduce $(if $(PHONE),phone=$(PHONE))
 
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test

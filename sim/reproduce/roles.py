@@ -22,8 +22,8 @@ ROLES = {
     "not identifiable": "cannot be recomputed, and why",
 }
 SCORED = ("identity", "predicted", "transferred")
-RULES = ("speedup", "speedup_range", "speedups", "slightly_below", "share", "odds", "reduction", "time", "rate", "kernel",
-         "order", "within")  # fmt: skip
+RULES = ("speedup", "speedup_range", "speedups", "slightly_below", "share", "odds", "reduction", "time", "rate",
+         "kernel", "order", "within")  # fmt: skip
 EXTENTS = ("full", "partly", "none")
 BOUNDS = ("above", "below", "range")
 
@@ -36,9 +36,9 @@ class RolesError(ValueError):
 class Claim:
     """One statement of a paper.
 
-    ``value``: a number, or [low, high]; ``bound``: it is only said to lie ``above`` or ``below`` it. ``extent``: how far
-    a simulator can recompute it at all. ``needs``: ``simulation`` where times or decisions are needed. ``check`` with
-    ``args`` and ``of`` names an arithmetic of `sim.reproduce.identities`, whose result is divided by ``scale``;
+    ``value``: a number, or [low, high]; ``bound``: it is only said to lie ``above`` or ``below`` it. ``extent``: how
+    far a simulator can recompute it at all. ``needs``: ``simulation`` where times or decisions are needed. ``check``
+    with ``args`` and ``of`` names an arithmetic of `sim.reproduce.identities`, whose result is divided by ``scale``;
     ``experiment`` one of the paper's. ``misprint``: the arithmetic that contradicts the paper, known beforehand.
     ``about``: per cent that a "nearly" allows.
     """
@@ -136,7 +136,7 @@ def spread(ids: str) -> list[str]:
 def _claim(name: str, given: Mapping[str, Any]) -> Claim:
     if unknown := set(given) - {item.name for item in fields(Claim)}:
         raise RolesError(f"claim {name}: unknown keys {', '.join(sorted(unknown))}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
     return Claim(id=name, **values)
 
 

@@ -43,7 +43,7 @@ def test_the_claims_carry_the_tables_values_and_places() -> None:
 
 
 def test_what_the_table_calls_reproducible_is_not_waved_away() -> None:
-    """Of what a simulator can recompute in full all is scored, used or fitted, but these: two quantities whose bit-widths
+    """Of what a simulator can recompute in full all is scored, used or fitted, but these: two sizes whose bit-widths
     are not told, a model that is not named, a theorem on activations.
     """
     full = [claim for name in PAPERS for claim in load_paper(name).claims if claim.extent == "full"]

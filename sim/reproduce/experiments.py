@@ -1,0 +1,212 @@
+"""Experiments as runs: every point of the grid, every group, every arm; each run once, two at a time, kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from sim.build import ROOT, load_trace, make_object
+from sim.configure import configure
+from sim.reproduce import arms
+from sim.reproduce.arms import Arm, ArmError, Measured, expand
+from sim.reproduce.identities import model
+from sim.reproduce.measures import MEASURES, TRACE_MEASURES, Given, stacked_gates
+from sim.reproduce.roles import Experiment, Paper
+from sim.reproduce.rules import Value
+from sim.reproduce.storage import timing_of, whole_decoder_over_compute
+
+CLOSED = ("stacked_gates", "whole_decoder_over_compute")
+"""Measures that need neither a run nor a trace."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of the unstated parameters: ``default``, or which of them takes which alternative."""
+
+    name: str
+    groups: tuple[Mapping[str, Arm], ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment gave at its default and elsewhere in its grid; points that could not run, and why."""
+
+    default: Value | None
+    grid: Mapping[str, Value] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def values(self) -> list[Value]:
+        return [value for value in (self.default, *self.grid.values()) if value is not None]
+
+
+def points_of(paper: Paper, experiment: Experiment, constants: Mapping[str, float]) -> list[Point]:
+    """The default, then every alternative of every unstated parameter by itself."""
+    settings: list[tuple[str, Any]] = [("default", ())]
+    for name, alternatives in experiment.grid.items():
+        settings += [(f"{name} {_text(one)}", one) for one in alternatives[1:]]
+    return [
+        Point(name, tuple(_group(paper, experiment, group, change, constants) for group in experiment.over))
+        for name, change in settings
+    ]
+
+
+def _text(change: Any) -> str:
+    words = change if isinstance(change, list | tuple) else [word for several in change.values() for word in several]
+    return " ".join(map(str, words))
+
+
+def _group(paper: Paper, experiment: Experiment, group: Any, change: Any,
+           constants: Mapping[str, float]) -> dict[str, Arm]:  # fmt: skip
+    def part(given: Any, name: str) -> list[str]:
+        if isinstance(given, Mapping):
+            return [*given.get(name, ())]
+        return [*given] if name == "common" else []
+
+    found = {}
+    for name, words in (experiment.arms or {"trace": ()}).items():
+        whole = [*experiment.common, *part(group, "common"), *words, *part(group, name), *part(change, "common"),
+                 *part(change, name)]  # fmt: skip
+        found[name] = expand(paper, whole, constants)
+    return found
+
+
+class Runner:
+    """Runs arms and keeps their results in ``folder``; a killed one goes on where it was."""
+
+    def __init__(self, folder: Path, processes: int = 2) -> None:
+        self.folder, self.processes = folder, processes
+        self.started = 0
+
+    # ---- traces
+
+    def trace_dir(self, paper: Paper, name: str) -> Path:
+        spec = dict(paper.traces[name])
+        if "path" in spec:
+            return ROOT / str(spec["path"])
+        marks = "-".join(f"{value}" for key, value in spec.items() if key != "fits")
+        return self.folder / "traces" / f"{marks}-{_synthesis_digest()}"
+
+    def make_trace(self, paper: Paper, name: str) -> None:
+        """Synthesise a trace and fit what its predictors need, unless they are there."""
+        spec = dict(paper.traces[name])
+        fits, place = spec.pop("fits", ()), self.trace_dir(paper, name)
+        if not (place / "header.json").exists():
+            rmtree(place, ignore_errors=True)
+            _command("capture.synthesize", *(f"{key}={value}" for key, value in spec.items()), f"output_dir={place}")
+        for fit in fits:
+            target = place.parent / f"{place.name}.fits" / fit
+            if not any(target.glob("*.json")):
+                _command("sim.fit", f"predictor={fit}", f"trace.path={place}", f"output_dir={target}")
+
+    # ---- runs
+
+    def results(self, paper: Paper, wanted: Iterable[Arm], progress: Progress) -> dict[Arm, Measured | str]:
+        """The result of every arm, or why there is none."""
+        distinct = list(dict.fromkeys(wanted))
+        for trace in dict.fromkeys(arm.trace for arm in distinct):
+            self.make_trace(paper, trace)
+        digest, found = arms.digest(), dict[Arm, Measured | str]()
+        paths = {arm: self.folder / "runs" / f"{arm.key(digest)}.json" for arm in distinct}
+        missing = [arm for arm in distinct if not paths[arm].exists()]
+        self.started += len(missing)
+        # Neighbours share a trace, which a process reads once.
+        missing.sort(key=lambda arm: arm.trace)
+        jobs = [(arm, self.trace_dir(paper, arm.trace), timing_of(paper, arm.timing) if arm.timing else None,
+                 paths[arm]) for arm in missing]  # fmt: skip
+        done = len(distinct) - len(missing)
+        progress(done, len(distinct))
+        for arm, failure in self._run(jobs):
+            done += 1
+            progress(done, len(distinct))
+            if failure:
+                found[arm] = failure
+        return {**{arm: arms.load(paths[arm]) for arm in distinct if arm not in found}, **found}
+
+    def _run(self, jobs: Sequence[Any]) -> Iterable[tuple[Arm, str]]:
+        if self.processes <= 1 or len(jobs) <= 1:
+            yield from ((job[0], _work(*job)) for job in jobs)
+            return
+        with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(_work, *job): job[0] for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _work(arm: Arm, trace_dir: Path, timing: Any, path: Path) -> str:
+    """Run one arm in whatever process; the empty string, or why it cannot run."""
+    try:
+        arms.save(path, arms.measure(arm, trace_dir, timing))
+    except ArmError as error:
+        return str(error)
+    return ""
+
+
+def _command(module: str, *words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ArmError(f"python -m {module} {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+
+
+@cache
+def _synthesis_digest() -> str:
+    return arms.digest_of([*sorted(ROOT.glob("capture/*.py")), *sorted(ROOT.glob("capture/presets/**/*.*"))])[:12]
+
+
+# ---- outcomes
+
+
+def arms_of(points: Sequence[Point], experiment: Experiment) -> list[Arm]:
+    """Every run that the points need."""
+    if not experiment.arms:
+        return []
+    return [arm for point in points for group in point.groups for arm in group.values()]
+
+
+def outcome(paper: Paper, experiment: Experiment, points: Sequence[Point], results: Mapping[Arm, Measured | str],
+            runner: Runner) -> Outcome:  # fmt: skip
+    """The experiment's number at every point."""
+    values: dict[str, Value] = {}
+    failures: dict[str, str] = {}
+    for point in points:
+        broken = [results[arm] for group in point.groups for arm in group.values() if isinstance(results.get(arm), str)]
+        if broken:
+            failures[point.name] = str(broken[0])
+        else:
+            values[point.name] = _value(paper, experiment, point, results, runner)
+    return Outcome(values.pop("default", None), values, failures)
+
+
+def _value(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner) -> Value:
+    name, asked = experiment.measure
+    if name in TRACE_MEASURES:
+        (arm,) = point.groups[0].values()
+        runner.make_trace(paper, arm.trace)
+        return TRACE_MEASURES[name](load_trace(str(runner.trace_dir(paper, arm.trace)), lookahead_sites=3), asked)
+    groups = [{arm: results[run] for arm, run in group.items()} for group in point.groups]
+    return MEASURES[name](Given(groups, asked, experiment.take))
+
+
+def closed_outcome(paper: Paper, experiment: Experiment) -> Outcome:
+    """Of a measure that needs no run."""
+    name, _ = experiment.measure
+    if name == "whole_decoder_over_compute":
+        return Outcome(Value(whole_decoder_over_compute(model("switch_base_8"))))
+    hardware = make_object(OmegaConf.to_container(configure("hardware=rtx4090_pcie4")[0].hardware))
+    mixtral = model("mixtral_8x7b")
+    return Outcome(stacked_gates(hardware, mixtral.hidden, mixtral.experts))

@@ -1,0 +1,238 @@
+"""The numbers that experiments draw from their runs: ratios of times with paired intervals, shares, orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.hardware import Hardware
+from sim.intervals import LEVEL, resamples
+from sim.reproduce.arms import Measured
+from sim.reproduce.rules import Value
+from sim.trace import DECODE, PREFILL, Trace
+
+SEED = 0
+Floats = NDArray[np.float64]
+Group = Mapping[str, Measured]
+"""The arms of one group, by name."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a measure reads: the groups' runs, the arms (or numbers) it names, and how groups are taken together."""
+
+    groups: Sequence[Group]
+    arms: tuple[Any, ...]
+    take: str
+
+
+def take(points: Sequence[float], how: str) -> float:
+    """One number of a group's points: mean, max, or the middle of a range."""
+    return float(max(points) if how in ("max", "any") else np.mean(points))
+
+
+def _ratio_draws(above: Floats, below: Floats) -> Floats:
+    pick = resamples(len(above), SEED)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        drawn = above[pick].sum(axis=1) / below[pick].sum(axis=1)
+    return np.asarray(drawn[np.isfinite(drawn)], np.float64)
+
+
+def _paired(given: Given, read: Callable[[Measured], Sequence[float]],
+            shape: Callable[[Any], Any] = lambda ratio: ratio) -> Value:  # fmt: skip
+    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 % intervals."""
+    ours, theirs = (str(arm) for arm in given.arms[:2])
+    points, intervals = [], []
+    for group in given.groups:
+        a, b = np.array(read(group[ours]), np.float64), np.array(read(group[theirs]), np.float64)
+        points.append(float(shape(b.sum() / a.sum())) if a.sum() else float("nan"))
+        draws = shape(_ratio_draws(b, a))
+        ends = np.percentile(draws, LEVEL) if len(draws) else (np.nan, np.nan)
+        intervals.append((float(min(ends)), float(max(ends))))
+    if given.take == "max":
+        best = int(np.argmax(points))
+        return Value(points[best], (points[best],), (intervals[best],))
+    if given.take == "range":
+        return Value(take(points, "mean"), tuple(points), tuple(intervals))
+    middle = (float(np.mean([low for low, _ in intervals])), float(np.mean([high for _, high in intervals])))
+    return Value(take(points, given.take), (), (middle,))
+
+
+def _reduction(ratio: Any) -> Any:
+    """Ours below theirs, as a share of theirs."""
+    return 1 - 1 / ratio
+
+
+def _faster(given: Given, read: Callable[[Measured], Sequence[float]]) -> Value:
+    """Whether ours takes less time in every group (take: any, in one)."""
+    ours, theirs = (str(arm) for arm in given.arms[:2])
+    points = [float(np.sum(read(group[theirs])) / np.sum(read(group[ours]))) for group in given.groups]
+    agrees = any if given.take == "any" else all
+    return Value(
+        take(points, "max" if given.take == "any" else "mean"), tuple(points), (), agrees(p > 1 for p in points)
+    )
+
+
+def _mean_of(given: Given, read: Callable[[Measured], float]) -> Value:
+    return Value(take([read(group[str(given.arms[0])]) for group in given.groups], given.take))
+
+
+def _s_per_token(run: Measured) -> float:
+    return sum(run.decode_ns) / sum(run.tokens) / 1e9
+
+
+def _equal_times(given: Given) -> Value:
+    """To the nanosecond."""
+    one, other = (str(arm) for arm in given.arms)
+    points = [sum(group[other].decode_ns) / sum(group[one].decode_ns) for group in given.groups]
+    same = all(group[one].decode_ns == group[other].decode_ns for group in given.groups)
+    return Value(float(np.mean(points)), (), (), same)
+
+
+def _best(given: Given, score: Callable[[Measured], float]) -> Value:
+    """Whether the first arm's score exceeds every other's in every group; the point is the least lead."""
+    first, *others = (str(arm) for arm in given.arms)
+    leads = [score(group[first]) / max(score(group[other]) for other in others) for group in given.groups]
+    return Value(min(leads), tuple(leads), (), min(leads) > 1)
+
+
+def _ever_faster(given: Given) -> Value:
+    """Whether each arm takes less time than the one before it, in every group; the points are the steps' ratios."""
+    names = [str(arm) for arm in given.arms]
+    steps = [
+        sum(group[slow].decode_ns) / sum(group[fast].decode_ns)
+        for group in given.groups for slow, fast in pairwise(names)
+    ]  # fmt: skip
+    return Value(min(steps), tuple(steps), (), min(steps) > 1)
+
+
+def _dynamic_order(given: Given) -> Value:
+    """Orin above 4090 above 4090 with CPU, mean over models; Mixtral above Phi, mean over machines.
+
+    Groups: each machine's Mixtral and Phi, in that order of machines.
+    """
+    gains = np.array(_paired(Given(given.groups, given.arms, "range"), _decode).points)
+    by_machine, by_model = gains.reshape(3, 2).mean(axis=1), gains.reshape(3, 2).mean(axis=0)
+    holds = bool(by_machine[0] > by_machine[1] > by_machine[2] and by_model[0] > by_model[1])
+    return Value(float(gains.mean()), tuple(gains.tolist()), (), holds)
+
+
+def _host_growth(given: Given) -> Value:
+    """Bits by which the host's time after a prompt's gate grows, from the second arm to the first.
+
+    Exponential in the number of experts: 8 more experts, 8 bits more.
+    """
+    many, few = (given.groups[0][str(arm)] for arm in given.arms)
+    bits = log2(many.host_ns_per_prefill_gate / few.host_ns_per_prefill_gate) if few.host_ns_per_prefill_gate else 0.0
+    # The host's other time does not grow: it is the same for both and takes part of a bit.
+    return Value(bits, (), (), bits > 3)
+
+
+def _penalty_better_in_first(given: Given) -> Value:
+    """LRU's penalty over LFU's is lower in the first group than in the second."""
+    ours, theirs = (str(arm) for arm in given.arms)
+    points = [sum(group[ours].penalty) / sum(group[theirs].penalty) for group in given.groups]
+    return Value(points[0] / points[1], tuple(points), (), points[0] < points[1])
+
+
+def _hit_gain(given: Given) -> Value:
+    """By which share the hit ratio of ours exceeds theirs."""
+    return _paired(Given(given.groups, (given.arms[1], given.arms[0]), given.take), lambda run: run.found,
+                   lambda ratio: ratio - 1)  # fmt: skip
+
+
+def _decode(run: Measured) -> list[float]:
+    return run.decode_ns
+
+
+def _prefill(run: Measured) -> list[float]:
+    return run.prefill_ns
+
+
+MEASURES: dict[str, Callable[[Given], Value]] = {
+    "decode_speedup": lambda given: _paired(given, _decode),
+    "prefill_speedup": lambda given: _paired(given, _prefill),
+    "prefill_reduction": lambda given: _paired(given, _prefill, _reduction),
+    "penalty_reduction": lambda given: _paired(given, lambda run: run.penalty, _reduction),
+    "decode_faster": lambda given: _faster(given, _decode),
+    "prefill_faster": lambda given: _faster(given, _prefill),
+    "decode_fastest": lambda given: _best(given, lambda run: 1 / _s_per_token(run)),
+    "most_hits": lambda given: _best(given, lambda run: sum(run.found) / sum(run.asked)),
+    "equal_times": _equal_times,
+    "dynamic_order": _dynamic_order,
+    "ever_faster": _ever_faster,
+    "host_growth": _host_growth,
+    "penalty_better_in_first": _penalty_better_in_first,
+    "hit_gain": _hit_gain,
+    "s_per_token": lambda given: _mean_of(given, _s_per_token),
+    "tokens_per_s": lambda given: _mean_of(given, lambda run: 1 / _s_per_token(run)),
+    "prefill_tokens_per_s": lambda given: _mean_of(
+        given, lambda run: sum(run.prompt_tokens) / sum(run.prefill_ns) * 1e9),
+    "loading_share": lambda given: _mean_of(given, lambda run: run.loading_share),
+    "link_s_per_gate": lambda given: _mean_of(given, lambda run: run.link_ns_per_gate / 1e9),
+    "s_per_transfer": lambda given: _mean_of(given, lambda run: run.ns_per_transfer / 1e9),
+    "prefetches_per_gate": lambda given: _mean_of(given, lambda run: run.prefetches_per_gate),
+    "device_gb": lambda given: _mean_of(given, lambda run: run.device_bytes / 1e9),
+    "covered_share": lambda given: _mean_of(given, lambda run: 1 - sum(run.missed) / sum(run.asked)),
+}  # fmt: skip
+"""By the name that an experiment's ``measure`` gives."""
+
+
+# ---- of a trace alone
+
+
+def lookahead_top1(trace: Trace, depths: Sequence[int]) -> Value:
+    """How often the best forecast some sites ahead is among the experts used there; mean over sites and ``depths``."""
+    scores, ids = trace.lookahead["raw"], trace.ids
+    rows = np.flatnonzero(trace.phase == DECODE)
+    found = []
+    for depth in depths:
+        for site in range(ids.shape[1] - depth):
+            best = scores[rows, site, depth - 1].argmax(axis=1)
+            found.append(float((ids[rows, site + depth] == best[:, None]).any(axis=1).mean()))
+    return Value(float(np.mean(found)))
+
+
+def prompt_union_share(trace: Trace) -> Value:
+    """Experts of a layer that a prompt activates, over all; mean over prompts and layers."""
+    shares = [len(np.unique(ids)) / trace.header.model.experts for ids in _by_prompt_and_site(trace)]
+    return Value(float(np.mean(shares)))
+
+
+def unpopular_tokens_share(trace: Trace) -> Value:
+    """Of a prompt's choices at a layer, those of the least popular 30 % of the experts it activates."""
+    shares = []
+    for ids in _by_prompt_and_site(trace):
+        count = np.sort(np.unique(ids, return_counts=True)[1])
+        shares.append(float(count[: round(0.3 * len(count))].sum() / count.sum()))
+    return Value(float(np.mean(shares)))
+
+
+def _by_prompt_and_site(trace: Trace) -> list[NDArray[Any]]:
+    evaluated = {s.sequence for s in trace.header.sequences if s.split == "eval"}
+    rows = {int(s): np.flatnonzero((trace.sequence == s) & (trace.phase == PREFILL)) for s in evaluated}
+    return [trace.ids[at, site] for at in rows.values() for site in range(trace.ids.shape[1])]
+
+
+def stacked_gates(hardware: Hardware, hidden: int, experts: int) -> Value:
+    """Gates of the next 1 to 4 layers at once and one after another, on the machine's launches and memory.
+
+    Flat: four at once take less than 10 % more than one; linear: one after another four times as much, to 1 %.
+    """
+    gate_bytes, compute = hidden * experts * 2, hardware.compute
+    one = compute.operation_ns(2 * hidden * experts, gate_bytes, 1)
+    stacked = compute.operation_ns(2 * hidden * experts * 4, gate_bytes * 4, 1) / one
+    return Value(stacked, (stacked, 4.0), (), stacked < 1.1)
+
+
+TRACE_MEASURES: dict[str, Callable[..., Value]] = {
+    "lookahead_top1": lookahead_top1,
+    "prompt_union_share": lambda trace, _: prompt_union_share(trace),
+    "unpopular_tokens_share": lambda trace, _: unpopular_tokens_share(trace),
+}

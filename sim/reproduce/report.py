@@ -1,0 +1,151 @@
+"""What ``python -m sim.reproduce`` prints and writes: a table and a figure a paper, counts, everything as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.reproduce.roles import Claim, Paper
+from sim.reproduce.rules import published
+from sim.reproduce.verdicts import VERDICTS, Verdict, counts
+
+COLOURS = {"holds": "#2a7f3f", "reachable": "#d08a1d", "misses": "#b3372f"}
+
+
+def number(value: Any) -> str:
+    """Three significant digits.
+
+    >>> number(0.46428), number((1.26, 1.44)), number(None)
+    ('0.464', '1.26, 1.44', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, tuple | list):
+        return ", ".join(number(one) for one in value)
+    return f"{value:.3g}"
+
+
+def said(claim: Claim) -> str:
+    """The printed value with its unit and bound."""
+    mark = {"above": "> ", "below": "< "}.get(claim.bound or "", "")
+    return f"{mark}{number(claim.value)} {claim.unit}".strip()
+
+
+def found(verdict: Verdict) -> str:
+    """The simulated value in the claim's unit, and its interval over the grid."""
+    if verdict.simulated is None:
+        return "cannot run" if verdict.failures else ""
+    claim, factor = verdict.claim, 1.0
+    if claim.role not in ("identity",) and claim.unit.startswith("%"):
+        factor = 100.0
+    elif claim.role != "identity" and claim.rule:
+        factor = 1 / claim.scale
+    points = verdict.value.points if verdict.value and len(verdict.value.points) > 1 else ()
+    whole = verdict.simulated if isinstance(verdict.simulated, tuple) else (verdict.simulated,)
+    shown = (min(points), max(points)) if points and claim.rule in ("speedup_range", "reduction") else whole
+    text = " to ".join(number(one * factor) for one in shown)
+    if verdict.ends and verdict.ends[0] < verdict.ends[1] and claim.rule != "order":
+        text += f" [{number(verdict.ends[0] * factor)}, {number(verdict.ends[1] * factor)}]"
+    return text
+
+
+def remark(verdict: Verdict) -> str:
+    """Why: the misprint's arithmetic, where it is reachable, what a role says."""
+    claim = verdict.claim
+    if verdict.verdict == "misprint":
+        return claim.misprint or ""
+    if verdict.verdict == "reachable":
+        width = f", interval {verdict.width:.2g}x wide" if verdict.width else ""
+        return f"met at {'; '.join(verdict.met_at)}{width}"
+    if verdict.failures and verdict.simulated is None:
+        return next(iter(verdict.failures.values()))[:160]
+    return claim.why or claim.used or claim.note or ""
+
+
+def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
+    """Every claim that is scored; what each says is in the written table."""
+    shown = Table("claim", "where", "published", "simulated [grid]", "role", "verdict", "remark", pad_edge=False,
+                  title=f"{paper.title}, {paper.source}")  # fmt: skip
+    for v in verdicts:
+        if v.claim.scored:
+            shown.add_row(v.claim.id, v.claim.where.split(" / ")[0], said(v.claim), found(v), v.claim.role, v.verdict,
+                          remark(v)[:70])  # fmt: skip
+    return shown
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """``identity: 21 holds, 4 misprint. input: 18. ...``"""
+    parts = []
+    for role, by_verdict in counts(verdicts).items():
+        named = [f"{by_verdict[name]} {name}" for name in VERDICTS if by_verdict.get(name)]
+        parts.append(f"{role}: {', '.join(named) if named else by_verdict.get('not scored', 0)}")
+    return ". ".join(parts) + "."
+
+
+def markdown(paper: Paper, verdicts: Sequence[Verdict]) -> str:
+    """The table of every claim, those that are not scored with their reasons."""
+    lines = [f"# {paper.title} ({paper.source})", "", counted(verdicts), "",
+             "| claim | where | says | published | simulated [over the grid] | role | verdict | remark |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for v in verdicts:
+        cells = (v.claim.id, v.claim.where, v.claim.says, said(v.claim), found(v), v.claim.role, v.verdict, remark(v))
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
+    """``NAME.md``, ``NAME.json`` and ``NAME.png`` in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{paper.name}.md").write_text(markdown(paper, verdicts), encoding="utf-8")
+    rows: list[Mapping[str, Any]] = [
+        {**asdict(v.claim), "verdict": v.verdict, "simulated": v.simulated, "ends": v.ends, "width": v.width,
+         "sign": v.sign, "inside": v.inside, "met_at": v.met_at,
+         "points": v.value.points if v.value else (), "intervals": v.value.intervals if v.value else (),
+         "failures": dict(v.failures)}
+        for v in verdicts
+    ]  # fmt: skip
+    (folder / f"{paper.name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    draw(folder / f"{paper.name}.png", paper, verdicts)
+
+
+def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
+    """Simulated over published, by claim: the default, and the interval over the grid. 1 is the paper."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [v for v in verdicts if v.claim.role in ("predicted", "transferred") and v.claim.rule != "order" and v.value]
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.2 * len(rows)), layout="constrained")
+    for place, v in enumerate(reversed(rows)):
+        target = published(v.claim)
+        middle = sum(target) / len(target) if target else 1.0
+        colour = COLOURS.get(v.verdict, "#777777")
+        if v.ends and v.ends[0] > 0:
+            axes.plot([end / middle for end in v.ends], [place, place], color=colour, alpha=0.4, linewidth=4)
+        if v.value is not None and v.value.point > 0:
+            axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
+    axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
+    for name, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, label=name)
+    axes.legend(frameon=False, fontsize=7, loc="best")
+    axes.set_title(
+        f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters", fontsize=8
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def show(console: Console, paper: Paper, verdicts: Sequence[Verdict], checks: Sequence[str]) -> None:
+    """The table, the worked checks, the counts."""
+    console.print(table(paper, verdicts))
+    for line in (*checks, f"{paper.title}: {counted(verdicts)}"):
+        console.print(line, soft_wrap=True, highlight=False)

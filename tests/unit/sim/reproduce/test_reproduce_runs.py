@@ -1,0 +1,182 @@
+"""Experiments from their words to a verdict, on a few tokens; what is kept, refused and written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.reproduce import report
+from sim.reproduce.__main__ import asked, main, outcomes_of
+from sim.reproduce.arms import ArmError, Measured, expand
+from sim.reproduce.checks import worked
+from sim.reproduce.experiments import Outcome, Runner, points_of
+from sim.reproduce.measures import MEASURES, Given
+from sim.reproduce.roles import PAPERS, Claim, Paper, load_paper
+from sim.reproduce.rules import Value, odds
+from sim.reproduce.verdicts import counts, verdict_of
+
+EXPERT_BYTES = 352_321_536
+
+
+def small(name: str) -> Paper:
+    """The paper with traces of a few tokens, unfitted."""
+    paper = load_paper(name)
+    traces = {
+        key: {**{k: v for k, v in spec.items() if k != "fits"}, "sequences": 4, "prompt_tokens": 4, "tokens": 3}
+        for key, spec in paper.traces.items() if "like" in spec
+    }  # fmt: skip
+    return replace(paper, traces=traces)
+
+
+def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_path: Path) -> None:
+    """Every expert is loaded: 2 x 352 MB at 32 GB/s, 22.02 ms, beside a layer's 3 ms; the output matrix takes 0.3 ms
+    a token, a hundredth of a layer a layer.
+    """
+    runner = Runner(tmp_path, processes=1)
+    found = outcomes_of(small("hobbit"), runner, only=["loading_share_4090"])["loading_share_4090"]
+    load_ms = 2 * EXPERT_BYTES / 32e9 * 1e3
+    assert found.default is not None
+    assert found.default.point == pytest.approx(load_ms / (load_ms + 3.0), abs=0.002)
+    (slower,) = found.grid.values()
+    assert odds(slower.point) > odds(found.default.point), "the data sheet's machine computes faster and loads slower"
+
+    started = runner.started
+    again = outcomes_of(small("hobbit"), runner, only=["loading_share_4090"])["loading_share_4090"]
+    assert (runner.started, again) == (started, found), "what was run is kept"
+    other = Runner(tmp_path, processes=1)
+    outcomes_of(small("hobbit"), other, only=["loading_share_4090"])
+    assert other.started == 0, "by another process, too"
+
+    paper = load_paper("hobbit")
+    verdict = verdict_of(paper, paper.claim("H010"), {"loading_share_4090": found})
+    assert (verdict.verdict, verdict.inside) == ("holds", True)
+    report.write(tmp_path / "out", paper, [verdict])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"hobbit.md", "hobbit.json", "hobbit.png"}
+    assert json.loads((tmp_path / "out" / "hobbit.json").read_text())[0]["verdict"] == "holds"
+    assert any(line.startswith("Load : compute on the 4090") for line in worked(paper, {"loading_share_4090": found}))
+
+
+def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why(tmp_path: Path) -> None:
+    paper = small("fate")
+    runner = Runner(tmp_path, processes=1)
+    paper = replace(paper, calibrated={}, words={**paper.words, "high": ["hardware=rtx3090_pcie3"]})
+    found = outcomes_of(paper, runner, only=["lod_any_budget"])["lod_any_budget"]
+    assert found.default == Value(1.0, (), (), True)
+
+    broken = replace(
+        paper.experiments["lod_any_budget"],
+        common=["budget.resident_share=2"],
+        arms={"little": ["lod"], "much": ["lod"]},
+    )
+    failed = outcomes_of(replace(paper, experiments={"broken": broken}), runner)["broken"]
+    assert failed.default is None
+    assert "resident_share" in failed.failures["default"]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_experiments_words_are_known(name: str) -> None:
+    paper = load_paper(name)
+    for experiment in paper.experiments.values():
+        if experiment.arms:
+            points = points_of(paper, experiment, {})
+            assert len(points) == 1 + sum(len(one) - 1 for one in experiment.grid.values())
+            assert all(
+                arm.trace in paper.traces for point in points for group in point.groups for arm in group.values()
+            )
+
+
+def test_the_later_of_two_words_stands_and_an_option_drops_what_was_set_in_another() -> None:
+    paper = replace(load_paper("hobbit"), words={"fast": ["hardware=a", "hardware.x=1"], "both": ["fast", "cache=lru"]})
+    arm = expand(paper, ["both", "trace=mixtral_16", "cache.scope=site", "cache=lfu", "hardware.x=2"], {})
+    assert arm.words == ("hardware=a", "cache=lfu", "hardware.x=2")
+    assert arm.trace == "mixtral_16"
+    with pytest.raises(ArmError, match="'quick' is neither"):
+        expand(paper, ["quick"], {})
+    with pytest.raises(ArmError, match="trace='nowhere'"):
+        expand(paper, ["trace=nowhere"], {})
+
+
+def test_a_calibrated_word_is_the_constant_that_was_drawn() -> None:
+    arm = expand(load_paper("fate"), ["high", "qwen"], {"host_us": 2500.0})
+    assert "hardware.host.sync_us=2500.000" in arm.words
+    overridden = expand(load_paper("fate"), ["high", "qwen", "hardware.host.sync_us=0"], {"host_us": 2500.0})
+    assert "hardware.host.sync_us=0" in overridden.words
+
+
+def measured(decode: list[float], prefill: list[float] | None = None, penalty: list[float] | None = None,
+             found: list[float] | None = None) -> Measured:  # fmt: skip
+    ones = [1.0] * len(decode)
+    return Measured(decode, ones, prefill or decode, [1] * len(decode), [4.0] * len(decode), found or ones, ones,
+                    penalty or ones, 0.5, 0.0, 0.0, 0.0, 0.0, 0)  # fmt: skip
+
+
+def test_ratios_are_of_sums_over_the_same_sequences() -> None:
+    """12 over 6, then 9 over 6: mean 1.75, largest 2, range from 1.5."""
+    groups = [
+        {"a": measured([2.0, 4.0]), "b": measured([4.0, 8.0])},
+        {"a": measured([3.0, 3.0]), "b": measured([4.5, 4.5])},
+    ]
+    speedup = MEASURES["decode_speedup"]
+    mean = speedup(Given(groups, ("a", "b"), "mean"))
+    assert mean.point == pytest.approx(1.75)
+    assert mean.intervals[0] == pytest.approx((1.75, 1.75)), "every sequence has the same ratio"
+    assert speedup(Given(groups, ("a", "b"), "max")).point == pytest.approx(2.0)
+    assert speedup(Given(groups, ("a", "b"), "range")).points == pytest.approx((2.0, 1.5))
+    reduced = MEASURES["prefill_reduction"](Given(groups[:1], ("a", "b"), "mean"))
+    assert (reduced.point, reduced.intervals[0]) == (pytest.approx(0.5), pytest.approx((0.5, 0.5)))
+
+
+def test_orders_are_exact_in_every_group() -> None:
+    fast, slow = measured([1.0]), measured([2.0])
+    faster = MEASURES["decode_faster"]
+    assert faster(Given([{"a": fast, "b": slow}], ("a", "b"), "mean")).holds is True
+    mixed = [{"a": fast, "b": slow}, {"a": slow, "b": fast}]
+    assert faster(Given(mixed, ("a", "b"), "mean")).holds is False
+    assert faster(Given(mixed, ("a", "b"), "any")).holds is True
+    ladder = MEASURES["ever_faster"]
+    three = [{"a": measured([3.0]), "b": measured([2.0]), "c": measured([1.0])}]
+    assert ladder(Given(three, ("a", "b", "c"), "mean")).holds is True
+    assert ladder(Given(three, ("a", "c", "b"), "mean")).holds is False
+
+
+def claim(**given: object) -> Claim:
+    return Claim(**({"id": "H999", "where": "1", "says": "x", "role": "transferred", "extent": "partly",
+                     "experiment": "e", "rule": "speedup", "value": 2.0} | given))  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
+    paper = load_paper("hobbit")
+    holds = verdict_of(paper, claim(), {"e": Outcome(Value(2.1), {"other": Value(9.0)})})
+    assert (holds.verdict, holds.ends, holds.sign) == ("holds", (2.1, 9.0), True)
+    reachable = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(1.9), "y": Value(0.9)})})
+    assert (reachable.verdict, reachable.met_at, reachable.width) == ("reachable", ("x",), pytest.approx(1.9 / 0.9))
+    misses = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(4.0)})})
+    assert (misses.verdict, misses.inside) == ("misses", True), "between two points, met at none"
+    assert verdict_of(paper, claim(), {"e": Outcome(None, {}, {"default": "no room"})}).verdict == "misses"
+    given = verdict_of(paper, claim(role="input", experiment=None, rule=None), {})
+    assert counts([holds, reachable, given]) == {
+        "transferred": {"holds": 1, "reachable": 1},
+        "input": {"not scored": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("paper=shannon", "unknown paper=shannon"), ("speed=9", "unknown argument 'speed=9'"),
+     ("processes=0", "processes=0"),
+     ("phone=/nowhere", "qwen.route.csv is not there")],
+)  # fmt: skip
+def test_what_is_asked_wrongly_is_refused_in_one_line(
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_all_papers_are_asked_for_by_default() -> None:
+    assert asked([]).papers == PAPERS
