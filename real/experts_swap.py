@@ -38,20 +38,28 @@ class SwapError(ValueError):
 class ExpertForm(Protocol):
     """One site's experts.
 
-    ``names``: an expert's stored tensors, in a fixed order. ``sums_in_weights_dtype``: experts are added up in the
-    dtype of the gate weights, else in that of the hidden states.
+    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta device). ``sums_in_weights_dtype``: experts are added up in the
+    dtype of the gate weights, else in that of the hidden states. ``flipped`` names the stored matrices that are
+    [in, out].
     """
 
     layer: MoELayer
-    names: tuple[str, ...]
+    like: Tensors
+    flipped: frozenset[str]
     sums_in_weights_dtype: bool
 
+    def bind(self, layer: MoELayer) -> None:
+        """Go on with another module of the same class and layout, such as one without weights."""
+
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        """The expert's stored tensors, views of the model's own. They may be on the meta device."""
+        """The expert's stored tensors, views of the model's own, as far as the model has them."""
 
     def matrices(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The projections among stored tensors, each [out, in], as views: gate, up, down, or in, out where there is no
         gate; biases as ``gate_bias`` and so on."""
+
+    def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
+        """The stored tensors that these projections make: the inverse of ``matrices``."""
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         """What one expert with these stored tensors makes of rows [T, H], before its gate weight."""
@@ -65,7 +73,7 @@ class StackedForm:
 
     def __init__(self, layer: MoELayer) -> None:
         experts = layer.experts
-        self.layer, self.sums_in_weights_dtype = layer, False
+        self.sums_in_weights_dtype = False
         self.names = tuple(name for name in FUSED if isinstance(experts._parameters.get(name), torch.Tensor))
         first = [name for name in self.names if name in ("gate_up_proj", "up_proj")]
         others = [
@@ -79,7 +87,14 @@ class StackedForm:
         self._is_gated = self._first == "gate_up_proj"
         self._is_transposed = bool(getattr(experts, "is_transposed", False))
         self._is_concatenated = bool(getattr(experts, "is_concatenated", True))
-        self._apply_gate = getattr(experts, "_apply_gate", None) if self._is_gated else None
+        matrices = [name for name in self.names if not name.endswith("_bias")]
+        self.flipped = frozenset(matrices if self._is_transposed else ())
+        self.bind(layer)
+        self.like = _shapes(self.tensors(0))
+
+    def bind(self, layer: MoELayer) -> None:
+        self.layer, experts = layer, layer.experts
+        self._apply_gate: Any = getattr(experts, "_apply_gate", None) if self._is_gated else None
         self._norm: Any = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
@@ -100,6 +115,20 @@ class StackedForm:
                 found |= {"gate" + suffix: gate, "up" + suffix: up, "down" + suffix: down}
             else:
                 found |= {"gate" + suffix: first[::2], "up" + suffix: first[1::2], "down" + suffix: down}
+        return found
+
+    def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name in self.names:
+            suffix = "_bias" if name.endswith("_bias") else ""
+            if name.startswith("down"):
+                values = matrices[("down" if self._is_gated else "out") + suffix]
+            elif not self._is_gated:
+                values = matrices["in" + suffix]
+            else:
+                pair = matrices["gate" + suffix], matrices["up" + suffix]
+                values = torch.cat(pair) if self._is_concatenated else torch.stack(pair, dim=1).flatten(0, 1)
+            found[name] = values.T if name in self.flipped else values
         return found
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
@@ -137,15 +166,19 @@ class ListedForm:
     """Experts that are modules of their own, one like the other, of two linear layers."""
 
     def __init__(self, layer: MoELayer) -> None:
-        self.layer, self.sums_in_weights_dtype = layer, False
+        self.layer, self.sums_in_weights_dtype, self.flipped = layer, False, frozenset[str]()
         modules = self._modules()
-        self.names = tuple(name for name, _ in modules[0].named_parameters())
+        self.like = _shapes({name: values.detach() for name, values in modules[0].named_parameters()})
+        self.names = tuple(self.like)
         linears = [name for name, module in modules[0].named_modules() if isinstance(module, nn.Linear)]
         if len(linears) != 2 or {name.rpartition(".")[0] for name in self.names} != set(linears):
             raise SwapError(f"{_name(layer)}: experts of {list(self.names)}; only two linear layers are known")
         self._words = dict(zip(linears, ("in", "out"), strict=True))
         # What computes any expert: its own weights are never used.
         self._template = deepcopy(modules[0]).to("meta")
+
+    def bind(self, layer: MoELayer) -> None:
+        self.layer = layer
 
     def _modules(self) -> list[nn.Module]:
         return [child for child in self.layer.experts.children() if any(True for _ in child.parameters())]
@@ -159,6 +192,11 @@ class ListedForm:
             linear, _, kind = name.rpartition(".")
             found[self._words[linear] + ("_bias" if kind == "bias" else "")] = values
         return found
+
+    def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
+        kinds = {"weight": "", "bias": "_bias"}
+        parts = {name: name.rpartition(".") for name in self.names}
+        return {name: matrices[self._words[linear] + kinds[kind]] for name, (linear, _, kind) in parts.items()}
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(self._template, dict(tensors), (hidden,))  # type: ignore[no-any-return]
@@ -174,6 +212,10 @@ class ListedForm:
         return experts  # type: ignore[no-any-return]
 
 
+def _shapes(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: torch.empty_like(values, device="meta") for name, values in tensors.items()}
+
+
 def expert_forms(model: nn.Module) -> list[ExpertForm]:
     """The forms of a model's sites, in order, proved. Raise SwapError for what cannot be swapped."""
     return forms_of_layers(discover(model))
@@ -185,8 +227,7 @@ def forms_of_layers(layers: Sequence[MoELayer]) -> list[ExpertForm]:
     proved: dict[tuple[object, ...], bool] = {}
     for layer in layers:
         form = _form(layer)
-        shapes = tuple(tuple(values.shape) for values in form.tensors(0).values())
-        kind = type(layer.experts), shapes, next(iter(form.tensors(0).values())).dtype
+        kind = type(layer.experts), *((tuple(values.shape), values.dtype) for values in form.like.values())
         if kind not in proved:
             proved[kind] = _prove(form)
         form.sums_in_weights_dtype = proved[kind]
@@ -286,7 +327,7 @@ def _prove(form: ExpertForm) -> bool:
     """Whether sums are in the weights' dtype. Raise SwapError unless form and model compute the same bits."""
     draw = torch.Generator().manual_seed(0)
     count = min(PROBE_EXPERTS, form.layer.num_experts)
-    like = form.tensors(0)
+    like = form.like
     experts = [
         {name: torch.randn(v.shape, generator=draw).div_(v.shape[-1] ** 0.5).to(v.dtype) for name, v in like.items()}
         for _ in range(count)

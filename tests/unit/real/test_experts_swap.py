@@ -143,6 +143,15 @@ def test_transposed_interleaved_and_gateless_layouts_give_matrices_of_out_by_in(
         assert torch.equal(matrices["up_bias"][5], stored["gate_up_proj_bias"][at + 1])
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "aria_text", "nemotron_h", "switch_transformers"])
+def test_stored_tensors_come_back_from_the_matrices(name: str) -> None:
+    form = expert_forms(tiny(name))[0]
+    tensors = form.tensors(1)
+    again = form.stored(form.matrices(tensors))
+    assert list(again) == list(tensors)
+    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+
+
 def test_hooks_see_the_same_choices_in_a_swapped_model() -> None:
     model = _eager(load_model(ASSETS / "tiny_mixtral"))
     layers = discover(model)
