@@ -46,9 +46,8 @@ def run_batch(
     ``eos_token_ids``, whose rows are not valid. An encoder-decoder model decodes from its start token: what is fed is
     that, then the tokens of the passage.
     """
-    runner = _EncoderDecoder if model.config.is_encoder_decoder else _Decoder
     with RouterHooks(layers, eos_token_ids, keep=keep) as hooks, torch.no_grad():
-        run = runner(model, passages)
+        run = decoder_of(model, passages)
         run.prefill(prefill_chunk)
         for index in range(decode_tokens):
             tokens = run.next_tokens(index)
@@ -58,7 +57,12 @@ def run_batch(
         return hooks.take()
 
 
-class _Decoder:
+def decoder_of(model: Any, passages: Sequence[Passage]) -> Decoder:
+    """A batch at the beginning of its way: ``prefill``, then ``step`` with ``next_tokens`` again and again."""
+    return EncoderDecoder(model, passages) if model.config.is_encoder_decoder else Decoder(model, passages)
+
+
+class Decoder:
     """A batch on its way through a decoder."""
 
     behind_start = 0
@@ -129,7 +133,7 @@ class _Decoder:
         return bool(self.ended.all())
 
 
-class _EncoderDecoder(_Decoder):
+class EncoderDecoder(Decoder):
     """A batch whose prompts an encoder reads, and whose tokens a decoder makes from its start token."""
 
     behind_start = 1

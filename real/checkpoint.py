@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +19,16 @@ GATED = {
     "w1": "gate", "gate_proj": "gate", "gate": "gate", "w3": "up", "up_proj": "up", "up": "up", "w2": "down",
     "down_proj": "down", "down": "down",
 }  # fmt: skip
-PLAIN = {"wi": "in", "fc1": "in", "up_proj": "in", "w1": "in", "wo": "out", "fc2": "out", "down_proj": "out", "w2": "out"}
+PLAIN = {
+    "wi": "in",
+    "fc1": "in",
+    "up_proj": "in",
+    "w1": "in",
+    "wo": "out",
+    "fc2": "out",
+    "down_proj": "out",
+    "w2": "out",
+}
 
 
 class CheckpointExperts:
@@ -36,7 +46,7 @@ class CheckpointExperts:
         if not files:
             raise StoreError(f"{folder} has no safetensors files, from which experts are read one by one")
         try:
-            self._open = {path: safe_open(path, "pt") for path in files}
+            self._open: dict[Path, Any] = {path: safe_open(path, "pt") for path in files}
         except (OSError, SafetensorError) as error:
             raise StoreError(f"{folder}: a safetensors file cannot be read ({error})") from None
         self._file_of = {key: path for path, stream in self._open.items() for key in stream.keys()}  # noqa: SIM118

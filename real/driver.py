@@ -31,13 +31,7 @@ def drive(controller: Controller, workload: Workload, durations: Durations, devi
 
     Raise RuntimeError if a need waits for what nothing can bring about.
     """
-    driver = Driver(controller, workload, durations, device)
-    device.open(driver, controller.route.engines)
-    try:
-        driver.run()
-    finally:
-        device.close()
-    return driver.finish()
+    return Driver(controller, workload, durations, device).drive()
 
 
 class Driver:
@@ -59,6 +53,15 @@ class Driver:
         self._dense = {g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)}
 
     # ---- the main loop
+
+    def drive(self) -> Record:
+        """Open the device, run, and close it, whatever happens; the record."""
+        self.device.open(self, self.controller.route.engines)
+        try:
+            self.run()
+        finally:
+            self.device.close()
+        return self.finish()
 
     def run(self) -> None:
         """Every step of the workload, as its schedule composes them."""

@@ -38,9 +38,9 @@ class SwapError(ValueError):
 class ExpertForm(Protocol):
     """One site's experts.
 
-    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta device). ``sums_in_weights_dtype``: experts are added up in the
-    dtype of the gate weights, else in that of the hidden states. ``flipped`` names the stored matrices that are
-    [in, out].
+    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta device). ``flipped``
+    names the stored matrices that are [in, out]. ``sums_in_weights_dtype``: experts are added up in the dtype of the
+    gate weights, else in that of the hidden states.
     """
 
     layer: MoELayer
@@ -90,7 +90,7 @@ class StackedForm:
         matrices = [name for name in self.names if not name.endswith("_bias")]
         self.flipped = frozenset(matrices if self._is_transposed else ())
         self.bind(layer)
-        self.like = _shapes(self.tensors(0))
+        self.like: Tensors = _shapes(self.tensors(0))
 
     def bind(self, layer: MoELayer) -> None:
         self.layer, experts = layer, layer.experts
@@ -168,7 +168,7 @@ class ListedForm:
     def __init__(self, layer: MoELayer) -> None:
         self.layer, self.sums_in_weights_dtype, self.flipped = layer, False, frozenset[str]()
         modules = self._modules()
-        self.like = _shapes({name: values.detach() for name, values in modules[0].named_parameters()})
+        self.like: Tensors = _shapes({name: values.detach() for name, values in modules[0].named_parameters()})
         self.names = tuple(self.like)
         linears = [name for name, module in modules[0].named_modules() if isinstance(module, nn.Linear)]
         if len(linears) != 2 or {name.rpartition(".")[0] for name in self.names} != set(linears):

@@ -1,4 +1,4 @@
-"""Experts of any geometry, without a model: patterns that are known beforehand, so that what is computed can be checked.
+"""Experts of any geometry, without a model: known patterns, so that what is computed can be checked.
 
 They are gated by SiLU (three matrices) or plain with ReLU (two). The values of an expert depend on its number and on
 nothing else.

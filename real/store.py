@@ -28,7 +28,14 @@ MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
 ALIGNMENT = 4096
 HEADER_LIMIT = 1 << 24
 RAW = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-GROUPED = {"int8": (8, 64), "int4": (4, 64), "int2": (2, 64), "hqq4_g64": (4, 64), "hqq2_g64": (2, 64), "hqq2_g16": (2, 16)}
+GROUPED = {
+    "int8": (8, 64),
+    "int4": (4, 64),
+    "int2": (2, 64),
+    "hqq4_g64": (4, 64),
+    "hqq2_g64": (2, 64),
+    "hqq2_g16": (2, 16),
+}
 """Bits, and weights of a row that share a scale and a zero in half precision."""
 TENSOR_ALIGNMENT = 16
 
@@ -220,7 +227,9 @@ def read_header(path: Path) -> StoreHeader:
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path}: its header is damaged ({error}); delete it, and the next run writes it anew") from None
+        raise StoreError(
+            f"{path}: its header is damaged ({error}); delete it, and the next run writes it anew"
+        ) from None
 
 
 def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisions: Sequence[str],
@@ -289,9 +298,10 @@ def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Ten
             tensors = tensors_of(site, expert)
             for precision, variant in enumerate(header.variants):
                 blob = variant.encode(tensors)
-                digest.update(blob.numpy())
+                content: Any = blob.numpy()
+                digest.update(content)
                 stream.seek(header.offset(precision, site, expert))
-                stream.write(blob.numpy())
+                stream.write(content)
                 lossless[precision] = lossless[precision] and _is_lossless(variant, blob, tensors)
             advance(number + 1)
         final = StoreHeader(header.identity, header.sites, header.experts, header.distinct, header.variants,

@@ -23,7 +23,6 @@ from capture.load import AUTO_CLASSES, check_model, is_native, load_model
 from capture.settings import Settings
 from real.experts_swap import ExpertForm, SwapError, forms_of_layers
 
-
 _NOTHING: Any = torch.empty(0)
 _NOTHING._is_hf_initialized = True
 

@@ -18,11 +18,10 @@ from rich.console import Console
 
 from sim import catalogue
 from sim.build import build
-from sim.configure import SURROUNDINGS, group_of, system_name
+from sim.command import CONF, changed, forget, system_name
 from sim.execute import execute
 from sim.outputs import check_writable, print_summary, write_outputs
 
-CONF = str(Path(__file__).parents[1] / "conf")
 REFUSED: list[str] = []
 """Runs of a multirun that could not be."""
 
@@ -35,21 +34,21 @@ class Interrupted(Exception):
         self.number = number
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """One run. Exit code 2, one line and nothing written for a configuration that cannot run.
 
     In a hydra multirun such a run is left out, the others go on, and the exit code is 3.
     """
     output_dir = Path(str(cfg.output_dir))
-    _forget(Path(HydraConfig.get().runtime.output_dir))
+    forget(Path(HydraConfig.get().runtime.output_dir))
     was_there = output_dir.exists()
     try:
         _run(cfg, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if not was_there:
-            _forget(output_dir)
+            forget(output_dir)
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             sys.exit(2)
         if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
@@ -57,40 +56,23 @@ def main(cfg: DictConfig) -> None:
         REFUSED.append(f"{HydraConfig.get().job.override_dirname}: {error}")
     except (KeyboardInterrupt, Interrupted) as interruption:
         if not was_there:
-            _forget(output_dir)
+            forget(output_dir)
         print("interrupted; nothing was written", file=sys.stderr)
         sys.exit(128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT))
 
 
 def _run(cfg: DictConfig, output_dir: Path) -> None:
     started = time.perf_counter()
-    run = build(cfg, _system_name())
+    run = build(cfg, system_name())
     check_writable(output_dir)
     result = execute(run, progress=Console(stderr=True))
-    summary = {**result.summary, "overrides": _changed(), "wall_s": round(time.perf_counter() - started, 3)}
+    summary = {**result.summary, "overrides": changed(), "wall_s": round(time.perf_counter() - started, 3)}
     full = cfg.outputs == "all"
     write_outputs(output_dir, summary, run.config, result.frames if full else None,
                   run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)
-
-
-def _system_name() -> str:
-    chosen = HydraConfig.get()
-    return system_name(chosen.runtime.choices.get("system"), chosen.overrides.task)
-
-
-def _changed() -> list[str]:
-    """What was changed on the command line beside the system's mechanisms: machine, model, trace, workload."""
-    return [word for word in HydraConfig.get().overrides.task if group_of(word) in SURROUNDINGS]
-
-
-def _forget(folder: Path) -> None:
-    """Remove the folder that hydra makes for every run, and the parents it made: nothing has been written yet."""
-    while folder != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-        folder = folder.parent
 
 
 def _on_signal(number: int, _: object) -> None:

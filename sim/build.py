@@ -32,7 +32,7 @@ from sim.shared import Shared
 from sim.trace import Trace, read_trace
 from sim.types import CapacityError, Geometry
 from sim.units import require_number, us
-from sim.workload import Workload
+from sim.workload import Limits, Workload
 
 ROOT = Path(__file__).parents[1]
 """The project's folder: relative paths that do not exist below the working directory are looked up here."""
@@ -91,13 +91,14 @@ class WorkloadChoice:
         return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)
 
 
-def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None,
-          shared: Shared | None = None) -> Run:  # fmt: skip
+def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None, shared: Shared | None = None,
+          stored_bytes: Sequence[int] = ()) -> Run:  # fmt: skip
     """A fresh run of a composed configuration, or of the plain values of one.
 
     ``trace`` saves reading it again where it is at hand (with the columns that the run needs); ``shared`` keeps traces
-    and workloads for the next run. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying what does
-    not fit what.
+    and workloads for the next run. ``stored_bytes``: what an expert takes at each precision where it is really stored,
+    in place of the model's nominal sizes. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying
+    what does not fit what.
     """
     config = _checked_settings(cfg)
     shared = shared or Shared(0)
@@ -111,7 +112,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     _check_recorded(config, part["precision"].constant, workload)
     selector, share = part["precision"], config["budget"]["resident_share"]
     profile_selector(selector, trace)
-    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector))
+    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector), stored_bytes)
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
@@ -128,7 +129,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
         controller = make_controller(geometry, part)
     except CapacityError as error:
         raise CapacityError(f"{error}{_smallest_share(config, model, selector.precisions, workload)}") from error
-    ledger = _check_memory(model, hardware, workload, controller)
+    ledger = check_run_memory(model, hardware, workload.limits, controller)
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
                fitted_on)  # fmt: skip
 
@@ -334,16 +335,17 @@ def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[s
     return f"; the smallest budget.resident_share that works is {steps[place] / 10_000:g}" if place < 10_000 else ""
 
 
-def _check_memory(model: Model, hardware: Hardware, workload: Workload, controller: Controller) -> Ledger:
+def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controller: Controller) -> Ledger:
+    """The ledger of a run. Raise ValueError if the device does not hold it."""
     loader, capacity = controller.loader, controller.slots.capacity_bytes
     largest = max(controller.geometry.variant_bytes)
     over = 0
     if loader.retention == "after_batch":
-        union = min(model.experts, workload.limits.rows * model.top_k) * largest
+        union = min(model.experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
         over = overflow_bytes(union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity))
     return check_memory(
-        model, hardware, workload.limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
+        model, hardware, limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
         overflow_bytes=over, dense_slots=loader.dense_slots,
         parts_bytes=model.sites * model.experts * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
     )  # fmt: skip
@@ -440,15 +442,16 @@ def _profile(trace: Trace) -> Profile:
 
 
 def make_geometry(model: Model, precisions: tuple[str, ...], share: float,
-                  missing: frozenset[tuple[int, int, int]] = frozenset()) -> Geometry:  # fmt: skip
+                  missing: frozenset[tuple[int, int, int]] = frozenset(),
+                  stored_bytes: Sequence[int] = ()) -> Geometry:  # fmt: skip
     """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots.
 
-    ``missing``: (precision, site, expert) of variants that do not exist.
+    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: as for `build`.
     """
     require_number("budget.resident_share", share)
     if not 0 < share <= 1:
         raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
-    sizes = tuple(model.expert_bytes(precision) for precision in precisions)
+    sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
     capacity = int(share * model.sites * model.experts * sizes[0])
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
     units = model.experts + 1

@@ -176,6 +176,24 @@ def need_order(ids: IntArray, weights: FloatArray) -> NDArray[np.intp]:
     return np.lexsort((ids, -weights, ids < 0), axis=-1)
 
 
+@dataclass(frozen=True)
+class SiteChoice:
+    """What rows chose at one site: ``experts`` and ``weights`` [R, K], each row in need order, and their union."""
+
+    experts: IntArray
+    weights: FloatArray
+    needs: Needs
+
+
+def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> SiteChoice:
+    """The choices [R, K] of a step's rows at one site, as `Choices` would have them; -1 is no choice."""
+    weights = np.where(ids < 0, np.float32(0), weights)
+    order = need_order(ids, weights)
+    experts, weights = np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+    rows = experts[:, None], weights[:, None], _scores(weights)[:, None]
+    return SiteChoice(experts, weights, _merged(*rows, np.zeros(1, np.int64), 1, num_experts))
+
+
 def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in keys]
 

@@ -30,13 +30,18 @@ NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the device outwards."""
+    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the device outwards.
+
+    ``computed``: key, start and end of all that the compute stream did, where that was measured; else it took its
+    durations.
+    """
 
     controller: Controller
     workload: Workload
     durations: Durations
     record: Record
     link_names: Sequence[str]
+    computed: Sequence[tuple[int, int, int]] | None = None
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -241,7 +246,9 @@ def idle_ns(frames: Frames) -> dict[str, int]:
 
 
 def compute_busy_ns(frames: Frames) -> int:
-    """What the compute stream had to do, summed operation by operation, in ns."""
+    """What the compute stream had to do, summed operation by operation, in ns; measured: when it was not idle."""
+    if frames.computed is not None:
+        return frames.makespan_ns - sum(idle_ns(frames).values())
     workload, durations = frames.workload, frames.durations
     total = 0
     for step in workload.steps:

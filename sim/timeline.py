@@ -5,7 +5,7 @@ Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -79,6 +79,9 @@ def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int]
 
     Fills ``starts``: (key, time of its lookup) -> when its computation begins.
     """
+    if frames.computed is not None:
+        yield from _measured(frames, frames.computed, steps, starts)
+        return
     record, workload, durations = frames.record, frames.workload, frames.durations
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
     lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
@@ -100,6 +103,30 @@ def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int]
             tick += 1
         end = record.step_end_ns[step.index]
         yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
+
+
+def _measured(frames: Frames, computed: Sequence[tuple[int, int, int]], steps: int,
+              starts: dict[tuple[int, int], int]) -> Iterator[Event]:  # fmt: skip
+    """The same from what was measured; dense work begins where the stream went on."""
+    record, geometry = frames.record, frames.controller.geometry
+    idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
+    rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    left, tick = iter(computed), 0
+    for step in frames.workload.steps[:steps]:
+        now = record.step_start_ns[step.index]
+        for site in step.sites:
+            _, _, end = next(left)
+            yield _slice(COMPUTE_TRACK, f"attention {site}", _after_idle(idle, now), end, step=step.index, site=site)
+            now, by_key = end, {row["key"]: row for row in rows.get(tick, [])}
+            for _ in range(sum(row["outcome"] not in ("skip", "cpu") for row in by_key.values())):
+                key, start, now = next(left)
+                starts[key, by_key[key]["gate_ns"]] = start
+                yield _slice(COMPUTE_TRACK, f"expert {geometry.expert_of(key)}", start, now, site=site,
+                             outcome=by_key[key]["outcome"], precision=by_key[key]["served"],
+                             tokens=by_key[key]["tokens"])  # fmt: skip
+            tick += 1
+        _, _, end = next(left)
+        yield _slice(COMPUTE_TRACK, "head", _after_idle(idle, now), end, step=step.index)
 
 
 def _after_idle(idle: Mapping[int, int], now: int) -> int:

@@ -60,7 +60,7 @@ def test_every_option_composes_with_the_rest(configure: Configure, group: str, n
 
 def test_every_file_of_conf_is_an_option_of_a_group() -> None:
     """A .yml, or a yaml in the wrong place, would never be found."""
-    found = {CONF / group / f"{name}.yaml" for group, name in OPTIONS} | {CONF / "config.yaml"}
+    found = {CONF / group / f"{name}.yaml" for group, name in OPTIONS} | {CONF / "config.yaml", CONF / "real.yaml"}
     found |= set((CONF / "study").glob("*.yaml"))
     assert {path for path in CONF.rglob("*") if path.is_file()} == found
 

@@ -28,8 +28,10 @@ LAYERS = (
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.timers", "real.kernels", "real.cuda"},
-    {"real.experts_swap"},
+     "real.threads", "real.timers", "real.kernels", "real.cuda"},
+    {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
+     "real.checkpoint", "real.weightless", "real.expert_work", "real.cpu", "real.computing_null", "real.live",
+     "real.live_workload"},
 )  # fmt: skip
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare",
@@ -43,6 +45,7 @@ TOP = {
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
     "real.lossy", "real.quality", "real.quality_figures", "real.closed_loop",
+    "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

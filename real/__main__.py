@@ -1,0 +1,164 @@
+"""``python -m real system=... device=cpu|cuda|null [input=live|replay]``: run on a device, write files, answer.
+
+The files are those of ``python -m sim``, written by the same code, and ``generated.jsonl`` for a live run.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from real.driver import Driver
+from real.execute import Result, measure, replay_driver
+from real.prepare import Prepared, Request, prepare_replay, read_request
+from sim.command import CONF, changed, forget, system_name
+from sim.outputs import check_writable, print_summary, write_outputs
+
+
+class Terminated(BaseException):
+    """SIGTERM."""
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
+def main(cfg: DictConfig) -> None:
+    """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128 + n for a signal."""
+    started = time.perf_counter()
+    signal.signal(signal.SIGTERM, _terminate)
+    output_dir = Path(str(cfg.output_dir))
+    forget(Path(HydraConfig.get().runtime.output_dir))
+    console = Console(stderr=True)
+    try:
+        request = read_request(cfg, system_name())
+        check_writable(output_dir)
+        with _bar(console, "experts") as (advance, _):
+            prepared = _prepare(request, advance)
+    except (ValueError, OSError) as error:
+        forget(output_dir)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, Terminated) as stop:
+        forget(output_dir)
+        print("interrupted before the run; nothing was written", file=sys.stderr)
+        sys.exit(_code(stop))
+    code, told = _run(prepared, cfg, output_dir, started, console)
+    if told:
+        print(told, file=sys.stderr)
+    sys.exit(code)
+
+
+def _prepare(request: Request, advance: Any) -> Prepared:
+    if request.input == "replay":
+        return prepare_replay(request, advance=advance)
+    from real.live_run import prepare
+
+    return prepare(request, advance=advance)
+
+
+def _run(prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float,
+         console: Console) -> tuple[int, str | None]:  # fmt: skip
+    """Run and write. The exit code, and what is to be said where it is not 0: then what there is so far is kept."""
+    driver: Driver | None = None
+    try:
+        with _bar(console, f"{prepared.run.system} on {prepared.request.device}: steps") as (_, count):
+            total = prepared.num_steps
+            driver = _driver(prepared, output_dir, lambda done: count(done, total))
+            record = driver.drive()
+        result = _measured(prepared, driver, record)
+        _write(prepared, result, cfg, output_dir, started)
+    except (KeyboardInterrupt, Terminated) as stop:
+        return _code(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
+        reason = _reason(error)
+        return 1, f"error: {reason}\n{_keep(driver, output_dir, reason)}"
+    return 0, None
+
+
+def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
+    if prepared.request.input == "replay":
+        return replay_driver(prepared, advance)
+    from real.live_run import live_driver
+
+    return live_driver(prepared, output_dir, advance)
+
+
+def _measured(prepared: Prepared, driver: Driver, record: Any) -> Result:
+    if prepared.request.input == "replay":
+        return measure(prepared, prepared.run, driver, record)
+    from real.live_run import run_as_it_was
+
+    return measure(prepared, run_as_it_was(prepared, driver), driver, record)
+
+
+def _write(prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float) -> None:
+    summary = {**result.summary, "overrides": changed(), "wall_s": round(time.perf_counter() - started, 3)}
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    write_outputs(output_dir, summary, config, result.frames if cfg.outputs == "all" else None,
+                  prepared.run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
+    console = Console()
+    print_summary(summary, console)
+    console.print(f"files: {output_dir}", soft_wrap=True)
+
+
+def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
+    """Write down how far a run came; what can be said of that."""
+    if driver is None:
+        forget(output_dir)
+        return "nothing was written"
+    record = driver.record
+    ended = len(record.step_end_ns)
+    partial = {
+        "reason": reason, "steps_done": ended, "lookups": len(record.lookup_ns),
+        "transfers": len(record.service_number),
+        "step_start_ns": record.step_start_ns[:ended], "step_end_ns": record.step_end_ns,
+    }  # fmt: skip
+    path = output_dir / "partial.json"
+    try:
+        path.write_text(json.dumps(partial) + "\n", encoding="utf-8")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        return f"{ended} steps had been done; {path} cannot be written either ({error.strerror})"
+    return f"{ended} steps had been done; their times are kept in {path}"
+
+
+def _reason(error: BaseException) -> str:
+    """The error, and what caused it in another thread."""
+    cause = error.__cause__
+    return str(error) if cause is None or str(cause) in str(error) else f"{error}: {cause}"
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _code(stop: BaseException) -> int:
+    return 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+
+
+@contextmanager
+def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
+    """A bar that shows ``(done, total)``; twice the same function."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield advance, advance
+
+
+if __name__ == "__main__":
+    main()

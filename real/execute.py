@@ -1,0 +1,144 @@
+"""Run what has been prepared on its device, with progress, and measure it as a simulated run is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from real.cpu import CpuDevice
+from real.device import Device, NullDevice
+from real.driver import Driver
+from real.prepare import Prepared
+from real.recording import WatchedDevice
+from sim.bounds import lower_bounds
+from sim.frames import Frames
+from sim.metrics import summarise
+from sim.record import Record
+from sim.run import Run
+from sim.types import Step
+from sim.workload import Schedule, Workload
+
+LATE_SHARE, LATE_NS = 0.01, 200_000
+"""A paced service is late if it took so much longer than it was to take, and by more than a thread wakes late."""
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A summary without ``wall_s``, and the tables it was drawn from."""
+
+    summary: dict[str, Any]
+    frames: Frames
+
+
+class CountedWorkload:
+    """The workload it is given; says after each step how many are done."""
+
+    def __init__(self, workload: Workload, advance: Advance) -> None:
+        self._workload, self._advance = workload, advance
+        self.num_done = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def start(self) -> CountedWorkload:
+        self._schedule: Schedule = self._workload.start()
+        return self
+
+    def next(self, now_ns: int) -> Step | int | None:
+        step = self._schedule.next(now_ns)
+        if not isinstance(step, int):
+            self.num_done += 1
+            self._advance(self.num_done)
+        return step
+
+
+def watched(device: Device) -> Device:
+    """A device on the real clock with a list of what it computes; one whose times are nominal as it is."""
+    return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
+
+
+def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> Driver:
+    """A driver for a run whose routing is a trace's."""
+    run = prepared.run
+    workload = cast(Workload, CountedWorkload(run.workload, advance))
+    return Driver(run.controller, workload, run.durations, watched(prepared.device))
+
+
+def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Result:
+    """The tables and the summary of a run that has ended; ``run`` has the workload that was run."""
+    computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
+    summary = summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller))
+    engine = prepared.request.engine
+    if prepared.request.device != "null" and "free" in (engine.links, engine.compute):
+        # They bound a run that takes nominal times.
+        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None}
+    return Result({**summary, "real": _facts(prepared, run, record)}, frames)
+
+
+def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
+    """What only a run on a device has to tell."""
+    request, weights = prepared.request, prepared.weights
+    facts: dict[str, Any] = {"device": request.device, "input": request.input}
+    if weights is not None:
+        header = weights.store.header
+        facts["store"] = {
+            "weights": "stand_in" if "stand_in" in header.identity else "checkpoint",
+            "bytes": header.num_bytes, "distinct_experts": header.distinct, "sha256": header.sha256,
+            "precisions": {
+                v.precision: {"bytes": v.num_bytes, "lossless": lossless}
+                for v, lossless in zip(header.variants, header.lossless, strict=True)
+            },
+        }  # fmt: skip
+        facts["compute_dtype"] = request.engine.dtype
+    if isinstance(prepared.device, CpuDevice):
+        device, engine = prepared.device, request.engine
+        facts |= {
+            "links": engine.links, "compute": engine.compute, "source": engine.source,
+            "stands_for": run.hardware.name if (engine.links, engine.compute) != ("free", "free") else None,
+            "slot_bytes": device.slots.num_bytes, "scattered_slots": device.slots.num_scattered,
+            "initial_load_s": round(device.load_s, 6), "late_services": _late(run, record, engine.links),
+            "machine": _machine(),
+        }  # fmt: skip
+    return facts
+
+
+def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
+    """Of services on paced links of one engine: how many there were, the share that came late, and the worst."""
+    if links != "paced":
+        return None
+    over: list[float] = []
+    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns,
+               record.service_bytes)  # fmt: skip
+    for number, link, start_ns, end_ns, moved_bytes in zip(*columns, strict=True):
+        simple = run.controller.route.engines[link] == 1 and not run.controller.issued[number].write_back
+        if end_ns >= 0 and simple:
+            due_ns = run.durations.hop_ns(link, moved_bytes)
+            over.append((end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > LATE_NS else 0.0)
+            if over[-1] <= LATE_SHARE * due_ns / 1e9:
+                over[-1] = 0.0
+    late = np.array(over or [0.0])
+    return {"services": len(over), "share": float((late > 0).mean()), "worst_s": float(late.max())}
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def processor() -> str:
+    """The processor's name, where the kernel tells it."""
+    try:
+        lines: Sequence[str] = open("/proc/cpuinfo", encoding="utf-8").read().splitlines()  # noqa: SIM115
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,102 @@
+"""A live run from its configuration: its prompts, what it cannot have, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from capture.discover import CaptureError
+from capture.load import load_tokenizer
+from capture.prompts import Passage, cut_passages, prompts_file, read_prompts
+from real.driver import Driver
+from real.execute import watched
+from real.live import LiveDriver, LiveModel
+from real.live_workload import LivePrompt, LiveWorkload
+from real.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
+from sim.build import check_run_memory
+from sim.policies.caches import Foreseeing
+from sim.policies.references import Foreseen, StatedAccuracy
+from sim.run import Run
+from sim.trace import Trace
+
+GENERATED = "generated.jsonl"
+
+
+def prepare(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
+    """Raise ValueError for what a live run cannot have."""
+    prepared = prepare_live(request, trace, advance)
+    _check(prepared)
+    return prepared
+
+
+def _check(prepared: Prepared) -> None:
+    run = prepared.run
+    controller, workload = run.controller, run.workload
+    depth, lookahead = controller.predictor.lookahead_sites, run.trace.header.lookahead
+    refused = {
+        "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
+        "a predictor that is told the run's needs": isinstance(controller.predictor, (Foreseen, StatedAccuracy)),
+        "a payload that reads a trace's active shares": getattr(controller.payload, "needs_shares", False),
+        f"workload.batching={workload.batching} (one sequence runs at a time)": workload.batching != "sequential",
+        "workload.arrivals_per_s": workload.is_timed,
+        f"workload.lookahead_norm={workload.norm} (raw scores only)": depth > 0 and workload.norm != "raw",
+        "lookahead from another place than the gate's input":
+            depth > 0 and lookahead is not None and lookahead.position != "gate_in",
+    }  # fmt: skip
+    if wrong := [what for what, is_asked in refused.items() if is_asked]:
+        raise ValueError(f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another system")
+
+
+def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
+    """The prompts, cut, and the tokenizer. Raise `CaptureError` where there are too few, or one is too short."""
+    request, live = prepared.request, prepared.request.live
+    folder = weights_folder(request.engine, prepared.run.model)
+    assert folder is not None
+    tokenizer = load_tokenizer(settings_of(request, folder))
+    prompts = [prompt for prompt in read_prompts(prompts_file(Path(live.prompts))) if prompt.split == live.split]
+    if len(prompts) < live.sequences:
+        raise CaptureError(
+            f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with split={live.split}"
+        )
+    forced = live.continuation == "document"
+
+    def encode(text: str) -> Sequence[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    passages = []
+    for prompt in prompts[: live.sequences]:
+        # Half of the sequences, rounded up, are taken of each split: two of one split are one.
+        passages += cut_passages(
+            [replace(prompt, split="fit")], encode, sequences=1, prompt_tokens=(live.prompt_tokens, live.prompt_tokens),
+            following_tokens=live.new_tokens if forced else 0, seed=0,
+        )  # fmt: skip
+    return [replace(p, prompt=replace(p.prompt, split=live.split)) for p in passages], tokenizer
+
+
+def live_driver(prepared: Prepared, output_dir: Path | None = None,
+                advance: Callable[[int], None] = lambda done: None) -> LiveDriver:  # fmt: skip
+    """A driver for a prepared live run; with a folder, what is generated is written there as it comes."""
+    run, live = prepared.run, prepared.request.live
+    passages, tokenizer = read_passages(prepared)
+    assert prepared.weightless is not None
+    prompts = [LivePrompt(p.prompt.domain, live.split, len(p.prefill), live.new_tokens) for p in passages]
+    predictor: Any = run.controller.predictor
+    keeps = getattr(predictor, "inputs", None) == "gate_input"
+    workload = LiveWorkload(run.trace.header, prompts, predictor.lookahead_sites, keeps_inputs=keeps)
+    check_run_memory(run.model, run.hardware, workload.limits, run.controller)
+    model = LiveModel(prepared.weightless, passages, live.new_tokens)
+    return LiveDriver(
+        run.controller, workload, run.durations, watched(prepared.device), model,
+        None if output_dir is None else output_dir / GENERATED, tokenizer, advance,
+    )  # fmt: skip
+
+
+def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
+    """The run with what it was live, as a trace's."""
+    live: Any = driver.workload
+    workload = live.as_it_was()
+    run = prepared.run
+    ledger = check_run_memory(run.model, run.hardware, workload.limits, run.controller)
+    return replace(run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0)

@@ -1,0 +1,72 @@
+"""What ``python -m real`` is told beside a simulated run's configuration, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.units import require_flag, require_number
+
+INPUTS = ("replay", "live")
+CHOICES = {
+    "links": ("paced", "free"), "compute": ("padded", "free"), "source": ("ram", "buffered", "direct", "mmap"),
+    "dtype": ("float32", "bfloat16", "float16"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a device runs: its section of the configuration.
+
+    ``source``: how the store is read (``ram``: it rests in memory; ``direct``: past the page cache; ``mmap``: by page
+    faults). ``cold``: forget what the page cache holds of it before the run. ``stand_in_gib``: the most that a stand-in
+    may take on disk. ``weights``: a checkpoint's folder, ``stand_in``, or None for the bundled model of that name, and
+    a stand-in where there is none.
+    """
+
+    links: str = "paced"
+    compute: str = "padded"
+    source: str = "ram"
+    cold: bool = False
+    weights: str | None = None
+    store_dir: str = "outputs/stores"
+    stand_in_gib: float = 1.0
+    dtype: str = "float32"
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, values in CHOICES.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"unknown engine.{name}={getattr(self, name)}; allowed: {', '.join(values)}")
+        require_flag("engine.cold", self.cold)
+        for name in ("stand_in_gib", "patience_s"):
+            require_number(f"engine.{name}", getattr(self, name))
+            if not getattr(self, name) > 0:
+                raise ValueError(f"engine.{name}={getattr(self, name)} must be above 0")
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a live run reads and writes: ``sequences`` of one ``split`` of ``prompts`` (a file of JSON lines, or a
+    bundled set), each fed ``new_tokens`` after a prompt of ``prompt_tokens``: its own most likely ones (``greedy``; the
+    end-of-text token does not end it), or the text's (``document``).
+    """
+
+    prompts: str = "heldout"
+    split: str = "eval"
+    sequences: int = 2
+    prompt_tokens: int = 32
+    new_tokens: int = 32
+    continuation: str = "greedy"
+
+    @property
+    def num_steps(self) -> int:
+        """Forward calls: the prompt's, and one for each token that is fed."""
+        return self.sequences * (1 + self.new_tokens)
+
+    def __post_init__(self) -> None:
+        if self.split not in ("fit", "eval"):
+            raise ValueError(f"live.split={self.split} must be fit or eval")
+        if self.continuation not in ("greedy", "document"):
+            raise ValueError(f"live.continuation={self.continuation} must be greedy or document")
+        for name in ("sequences", "prompt_tokens", "new_tokens"):
+            require_number(f"live.{name}", getattr(self, name), minimum=1, whole=True)

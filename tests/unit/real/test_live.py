@@ -1,0 +1,215 @@
+"""Live runs: the bits of the unpatched eager model, whatever order experts are computed in, and decisions that repeat.
+
+Oracles: transformers' own forward calls of the whole model; a fresh controller over the trace of what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from hydra import compose, initialize_config_dir
+
+from capture.prompts import Passage
+from capture.run import decoder_of
+from capture.tiny_model import load_model
+from real.cpu import CpuDevice
+from real.live import LiveDriver
+from real.live_run import live_driver, prepare, run_as_it_was
+from real.prepare import Prepared, read_request
+from real.recording import WatchedDevice
+from sim.build import ROOT, build, load_trace
+from sim.calls import RecordedController, RecordedWorkload, replay
+from sim.controller import Controller
+from sim.trace import Trace
+from sim.workload import Workload
+
+ASSETS = ROOT / "capture" / "assets"
+TRACES = {name: f"capture/assets/traces/{name}" for name in ("tiny_mixtral", "tiny_qwen2moe", "tiny_switch")}
+FREE = ("engine.links=free", "engine.compute=free")
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture
+def live(stores: Path, bundled_trace: Trace) -> Prepare:
+    def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
+        fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
+                 "budget.resident_share=0.25", "live.prompt_tokens=9", "live.new_tokens=5")  # fmt: skip
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
+        trace = bundled_trace if model == "tiny_mixtral" else None
+        return prepare(read_request(cfg, "system"), trace)
+
+    return prepared
+
+
+def by_transformers(model: str, passages: Sequence[Passage], new_tokens: int) -> list[torch.Tensor]:
+    """Logits of the last row of each step, by the whole model and nothing of this package."""
+    transformers.logging.set_verbosity_error()
+    whole = load_model(ASSETS / model)
+    if hasattr(whole, "set_experts_implementation"):
+        whole.set_experts_implementation("eager")
+    logits = []
+    with torch.no_grad():
+        for passage in passages:
+            run = decoder_of(whole, [passage])
+            run.prefill(0)
+            for index in range(new_tokens + 1):
+                if run.output is not None:
+                    logits.append(run.output.logits[0, -1])
+                if index < new_tokens:
+                    run.step(run.next_tokens(index))
+    return logits
+
+
+def driven(prepared: Prepared) -> tuple[LiveDriver, Any]:
+    driver = live_driver(prepared)
+    driver.logits = []
+    return driver, driver.drive()
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        ("tiny_mixtral", ("system=lru", *FREE)),
+        ("tiny_mixtral", ("system=lru", "loader=as_ready", "engine.compute=free")),
+        ("tiny_qwen2moe", ("system=lru", "loader=as_ready", "engine.compute=free", "model.top_k=4")),
+        ("tiny_qwen2moe", ("system=mixtral_offloading", "device=null")),
+        ("tiny_switch", ("system=lru", *FREE)),
+        ("tiny_mixtral", ("system=load_on_demand", "engine.source=direct", *FREE)),
+        ("tiny_mixtral", ("system=moe_infinity", "device=null")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_at_full_precision_a_live_run_has_the_bits_of_the_eager_model(
+    live: Prepare, model: str, overrides: tuple[str, ...]
+) -> None:
+    prepared = live(*overrides, model=model)
+    assert all(prepared.weights is not None and lossless for lossless in prepared.weights.store.header.lossless)
+    driver, record = driven(prepared)
+    expected = by_transformers(model, driver._model.passages, 5)
+    assert driver.logits is not None
+    assert len(driver.logits) == len(expected) == 10 + 2 * (model != "tiny_switch")
+    assert all(torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True))
+    assert len(record.step_end_ns) == 12
+    assert prepared.run.controller.lookup_outcomes.count(5) > 20, "something was moved"
+
+
+def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Prepare) -> None:
+    """Else the bitwise test above would prove nothing of the order."""
+    prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
+    driver, _ = driven(prepared)
+    g = prepared.run.controller.geometry
+    computed = [key for key, _, _ in cast(WatchedDevice, driver.device).computed if key >= 0]
+    sites = [g.site_of(key) for key in computed if g.expert_of(key) < g.experts]
+    experts = [g.expert_of(key) for key in computed if g.expert_of(key) < g.experts]
+    descents = sum(
+        a > b and s == t for a, b, s, t in zip(experts, experts[1:], sites, sites[1:], strict=False)
+    )  # fmt: skip
+    assert descents > 50
+
+
+def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
+    live: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken line: outputs added as they came."""
+
+    def as_computed(form: Any, hidden: Any, ids: Any, weights: Any, outputs: Any) -> torch.Tensor:
+        from real.experts_swap import rows_of
+
+        total = torch.zeros_like(hidden)
+        for expert, output in outputs.items():
+            row, rank = rows_of(ids, expert)
+            total.index_add_(0, row, output * weights[row, rank, None])
+        return total
+
+    monkeypatch.setattr("real.expert_work.add_up", as_computed)
+    prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
+    driver, _ = driven(prepared)
+    expected = by_transformers("tiny_qwen2moe", driver._model.passages, 5)
+    assert driver.logits is not None
+    assert not all(torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides"),
+    [
+        ("cpu", ("system=hobbit", "hardware.memory_gib=2", *FREE)),
+        ("cpu", ("system=fate", "budget.resident_share=0.5", *FREE)),
+        ("cpu", ("system=fiddler", *FREE)),
+        ("null", ("system=hobbit_cpu",)),
+        ("null", ("system=promoe",)),
+        ("null", ("system=eap", "budget.resident_share=0.5")),
+        ("null", ("system=swapmoe",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was_seen(
+    live: Prepare, device: str, overrides: tuple[str, ...]
+) -> None:
+    """Gates that came into being offer what those of a trace do: choices, scores, forecasts, tokens, inputs."""
+    prepared = live(f"device={'null' if device == 'null' else device}", *overrides)
+    plain = prepared.run.controller
+    driver = live_driver(prepared)
+    recorded = RecordedController(plain)
+    driver.controller = driver._links._controller = cast(Controller, recorded)
+    steps = RecordedWorkload(cast(Workload, driver.workload))
+    driver.workload = cast(Workload, steps)
+    driver.drive()
+    again = run_as_it_was(prepared, driver)
+    assert prepared.weights is not None
+    sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
+    trace = load_trace(TRACES["tiny_mixtral"], plain.predictor.lookahead_sites)
+    fresh = build(prepared.request.simulated, "system", trace, sizes).controller
+    assert len(recorded.log) > 200
+    assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
+
+
+def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_does_not(live: Prepare) -> None:
+    """The quantised bytes are what is computed: a lossy system's logits are near the model's, not equal."""
+    driver, _ = driven(live("system=lru", "precision=int4", "device=null"))
+    expected = by_transformers("tiny_mixtral", driver._model.passages, 1)
+    assert driver.logits is not None
+    assert not torch.equal(driver.logits[0], expected[0])
+    assert torch.cosine_similarity(driver.logits[0], expected[0], dim=0) > 0.97
+
+
+def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) -> None:
+    one, other = (driven(live("system=hobbit", "device=null"))[1] for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (("system=oracle",), "knows the future"),
+        (("system=pregated_moe",), "told the run's needs"),
+        (("system=lru", "workload=static_4"), "one sequence runs at a time"),
+        (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
+        (("system=lru", "live.sequences=5000"), "prompts with split=eval"),
+        (("system=lru", "live.prompt_tokens=100000"), "has [0-9]+ tokens, needs 100000"),
+    ],
+)
+def test_what_a_live_run_cannot_have_is_refused_by_name(live: Prepare, overrides: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        live_driver(live(*overrides))
+
+
+def test_a_device_is_given_back_when_the_model_fails(live: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = live("system=lru", *FREE)
+    driver = live_driver(prepared)
+    monkeypatch.setattr(driver, "_tell_tokens", lambda tokens: (_ for _ in ()).throw(RuntimeError("no more")))
+    with pytest.raises(RuntimeError, match="no more"):
+        driver.drive()
+    device = cast(CpuDevice, prepared.device)
+    assert not any(thread.is_alive() for thread in device._threads)
+    assert all("forward" not in form.layer.experts.__dict__ for form in driver._model.weightless.forms)
