@@ -196,7 +196,7 @@ class CpuDevice(ThreadedDevice):
             work.run(key, self.slots.blob(key), work.rows(key, rows))
         elif not self._is_live and not self._is_padded:
             # In a live run the model has done it; where it is padded its time is all that counts.
-            work.run_dense(key == TAIL, rows)
+            work.run_dense(-1 if key == TAIL else g.site_of(key), rows)
         if self._is_padded:
             self._sleep(start_ns + nominal_ns)
         self._raise_failure()

@@ -18,14 +18,15 @@ from sim.types import Geometry
 
 @dataclass(frozen=True)
 class Weights:
-    """A store, what its experts compute, in which dtype, and the sizes of stand-in dense work (parameters)."""
+    """A store, what its experts compute, and in which dtype. ``dense_params``: what stands in for the dense work of
+    each site, and last of the head, where no model does it.
+    """
 
     store: Store
     forms: Sequence[ExpertForm]
     dtype: torch.dtype
     hidden: int
-    site_params: int
-    head_params: int
+    dense_params: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ExpertWork:
         self.weights, self._geometry = weights, geometry
         self._inputs: SiteInputs | None = None
         self._outputs: dict[int, torch.Tensor] = {}
+        self._dense: torch.Tensor | None = None
         draw = torch.Generator().manual_seed(0)
         self._noise = torch.randn(1, weights.hidden, generator=draw).to(weights.dtype)
 
@@ -74,11 +76,11 @@ class ExpertWork:
             self._outputs[g.expert_of(key)] = output
 
     @torch.no_grad()
-    def run_dense(self, is_tail: bool, rows: int) -> None:
-        """A product with as many stand-in parameters as a layer's dense part, or the head, has."""
-        hidden, params = self.weights.hidden, self.weights.head_params if is_tail else self.weights.site_params
-        if not hasattr(self, "_dense"):
-            most = max(self.weights.head_params, self.weights.site_params) // hidden
+    def run_dense(self, site: int, rows: int) -> None:
+        """A product with as many stand-in parameters as a site's dense part, or the head (-1), has."""
+        weights = self.weights
+        outputs = [max(1, params // weights.hidden) for params in weights.dense_params]
+        if self._dense is None:
             draw = torch.Generator().manual_seed(1)
-            self._dense = torch.randn(max(1, most), hidden, generator=draw).to(self.weights.dtype)
-        torch.nn.functional.linear(self._noise.expand(rows, -1), self._dense[: max(1, params // hidden)])
+            self._dense = torch.randn(max(outputs), weights.hidden, generator=draw).to(weights.dtype)
+        torch.nn.functional.linear(self._noise.expand(rows, -1), self._dense[: outputs[site]])

@@ -41,6 +41,7 @@ def _check(prepared: Prepared) -> None:
         "a payload that reads a trace's active shares": getattr(controller.payload, "needs_shares", False),
         f"workload.batching={workload.batching} (one sequence runs at a time)": workload.batching != "sequential",
         "workload.arrivals_per_s": workload.is_timed,
+        "a selector that lets other experts serve": controller.selector.reroutes,
         f"workload.lookahead_norm={workload.norm} (raw scores only)": depth > 0 and workload.norm != "raw",
         "lookahead from another place than the gate's input":
             depth > 0 and lookahead is not None and lookahead.position != "gate_in",

@@ -105,7 +105,7 @@ def prepare_replay(
     else:
         forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
     store = open_store(request, model, folder, forms, advance)
-    run = build(request.simulated, request.system, trace, [v.num_bytes for v in store.header.variants])
+    run = build(request.simulated, request.system, trace, stored_bytes=[v.num_bytes for v in store.header.variants])
     weights = weights_of(request, model, store, forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
 
@@ -171,7 +171,8 @@ def _check_forms(forms: Sequence[ExpertForm], model: Model) -> None:
 
 def weights_of(request: Request, model: Model, store: Store, forms: Sequence[ExpertForm]) -> Weights:
     dtype = getattr(torch, request.engine.dtype)
-    return Weights(store, forms, dtype, model.hidden, model.site_params, model.head_params)
+    dense = [*(model.block_params(site) for site in range(model.sites)), model.head_params]
+    return Weights(store, forms, dtype, model.hidden, dense)
 
 
 def prepare_live(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
@@ -185,6 +186,6 @@ def prepare_live(request: Request, trace: Trace | None = None, advance: Advance 
         )
     weightless = load_weightless(settings_of(request, folder))
     store = open_store(request, model, folder, weightless.forms, advance)
-    run = build(request.simulated, request.system, trace, [v.num_bytes for v in store.header.variants])
+    run = build(request.simulated, request.system, trace, stored_bytes=[v.num_bytes for v in store.header.variants])
     weights = weights_of(request, model, store, weightless.forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless)

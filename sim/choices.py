@@ -190,7 +190,7 @@ def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> Site
     weights = np.where(ids < 0, np.float32(0), weights)
     order = need_order(ids, weights)
     experts, weights = np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
-    rows = experts[:, None], weights[:, None], _scores(weights)[:, None]
+    rows = experts[:, None], weights[:, None], shares_above(weights)[:, None]
     return SiteChoice(experts, weights, _merged(*rows, np.zeros(1, np.int64), 1, num_experts))
 
 

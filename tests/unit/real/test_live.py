@@ -169,7 +169,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
     assert prepared.weights is not None
     sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
     trace = load_trace(TRACES["tiny_mixtral"], plain.predictor.lookahead_sites)
-    fresh = build(prepared.request.simulated, "system", trace, sizes).controller
+    fresh = build(prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
     assert len(recorded.log) > 200
     assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
 

@@ -1,0 +1,338 @@
+"""The CPU device: real bytes in the controller's slots, decisions that repeat, and faults that are told and end.
+
+Oracles: the store's own bytes; a fresh controller that hears the same calls; the simulator that replays the durations.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from real.cpu import CpuDevice
+from real.driver import drive
+from real.prepare import Prepared, prepare_replay, read_request
+from real.reading import read_whole
+from real.recording import record_run
+from real.slots import SlotMemory
+from real.store import Store, StoreError
+from sim.build import ROOT, build
+from sim.calls import replay
+from sim.slots import UNUSED
+from sim.trace import Trace
+
+FREE = ("engine.links=free", "engine.compute=free")
+ONE = ("trace.max_sequences=1",)
+NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture
+def prepare(stores: Path, bundled_trace: Trace) -> Prepare:
+    def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
+        fixed = (f"engine.store_dir={store_dir}", "output_dir=unused", "budget.resident_share=0.4", *ONE)
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("real", [*fixed, *overrides])
+        return prepare_replay(read_request(cfg, "system"), bundled_trace)
+
+    return prepared
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def run(prepared: Prepared) -> Any:
+    return drive(prepared.run.controller, prepared.run.workload, prepared.run.durations, prepared.device)
+
+
+def check_contents(prepared: Prepared) -> int:
+    """Every variant that the controller says is there has the store's bytes in its slot; how many there are."""
+    device, controller = cast(CpuDevice, prepared.device), prepared.run.controller
+    g = controller.geometry
+    assert prepared.weights is not None
+    home = read_whole(prepared.weights.store.path, prepared.weights.store.header.num_bytes)
+    pairs = [(device.slots, controller.slots)]
+    if device.ram is not None and controller.ram is not None:
+        pairs.append((device.ram, controller.ram))
+    count = 0
+    for memory, slots in pairs:
+        held = [key for key in range(g.num_keys) if slots.state[key] <= UNUSED and g.expert_of(key) < g.experts]
+        memory.check(lambda key, held=held: key in held)  # type: ignore[misc]
+        for key in held:
+            blob, offset = memory.blob(key).numpy(), device._offset(key)
+            assert (blob == home[offset : offset + len(blob)]).all(), g.name_of(key)
+        count += len(held)
+    return count
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("system=lru", "engine.source=direct"),
+        ("system=hobbit", "engine.source=mmap"),
+        ("system=fate",),
+        ("system=moe_infinity", *NVME),
+        ("system=promoe", "loader.chunk_bytes=20000", "engine.source=buffered", "engine.cold=true"),
+        ("system=fiddler",),
+        ("system=adapmoe", "budget.resident_share=0.6"),
+        ("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"),
+    ],
+    ids=lambda overrides: overrides[0] + overrides[1][:12] if len(overrides) > 1 else overrides[0],
+)
+def test_what_the_controller_calls_resident_has_the_bytes_of_the_store(
+    prepare: Prepare, overrides: tuple[str, ...]
+) -> None:
+    prepared = prepare(*FREE, *overrides)
+    run(prepared)
+    assert check_contents(prepared) > 20
+
+
+def test_the_slots_are_exactly_the_budgets_bytes(prepare: Prepare) -> None:
+    prepared = prepare("system=fiddler", *FREE)
+    controller = prepared.run.controller
+    budget = int(0.4 * 16 * 8 * 3 * 128 * 120 * 2)
+    assert cast(CpuDevice, prepared.device).slots.num_bytes == budget + 2 * max(controller.geometry.variant_bytes)
+    assert sum(controller.slots.capacity_bytes) == budget
+
+
+def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(prepare: Prepare) -> None:
+    prepared = prepare("system=fate", *FREE)
+    run(prepared)
+    assert cast(CpuDevice, prepared.device).slots.num_scattered > 10
+    assert check_contents(prepared) > 20
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("system=load_on_demand",), ("system=mixtral_offloading",), ("system=hobbit",), ("system=moe_infinity", *NVME),
+        ("system=promoe", "loader.chunk_bytes=20000"), ("system=fiddler",), ("system=edgemoe",), ("system=sida",),
+    ],
+    ids=lambda overrides: overrides[0],
+)  # fmt: skip
+def test_the_calls_of_a_paced_run_get_the_same_answers_from_a_fresh_controller(
+    prepare: Prepare, bundled_trace: Trace, overrides: tuple[str, ...]
+) -> None:
+    """One system for each kind of loader; links paced, computations free, so that a busy machine does not matter."""
+    prepared = prepare("engine.compute=free", *overrides)
+    made = prepared.run
+    recording = record_run(made.controller, made.workload, made.durations, prepared.device)
+    sizes = list(made.controller.geometry.variant_bytes)
+    fresh = build(prepared.request.simulated, "system", bundled_trace, stored_bytes=sizes)
+    assert len(recording.calls) > 1000
+    assert replay(recording.calls, fresh.controller, fresh.workload, recording.asked_ns) is None
+
+
+def test_a_stand_in_of_any_geometry_computes_its_pattern(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output of every expert is that of the pattern, worked out by hand; few blobs stand for all experts."""
+    prepared = prepare(
+        "system=lru", "engine.weights=stand_in", "engine.stand_in_gib=0.001", *FREE, store_dir=tmp_path
+    )  # fmt: skip
+    assert prepared.weights is not None
+    header = prepared.weights.store.header
+    assert header.num_bytes <= 1 << 20
+    assert 2 <= header.distinct < 16 * 8
+    seen: dict[int, torch.Tensor] = {}
+    device = cast(CpuDevice, prepared.device)
+    work, forms = device._work_of, prepared.weights.forms
+    own = work.run
+
+    def watched(key: int, blob: torch.Tensor, rows: torch.Tensor) -> None:
+        own(key, blob, rows)
+        tensors = prepared.weights.store.decode(0, blob, torch.float32)  # type: ignore[union-attr]
+        seen[key] = forms[0].forward(tensors, rows)
+
+    monkeypatch.setattr(work, "run", watched)
+    run(prepared)
+    g = prepared.run.controller.geometry
+    assert len(seen) > 50
+    for key, output in list(seen.items())[:20]:
+        number = (g.site_of(key) * 8 + g.expert_of(key)) % header.distinct
+        k, place = np.arange(128)[None], [np.arange(240)[:, None], np.arange(128)[:, None]]
+        first = ((k * 7 + place[0] * 131 + number * 389) % 1021 - 510) / 1024
+        down = ((np.arange(120)[None] * 7 + place[1] * 131 + number * 389 + 53) % 1021 - 510) / 1024
+        x = work._noise.numpy().astype(np.float64)
+        gate, up = np.split(x @ first.T, 2, axis=1)
+        expected = (gate / (1 + np.exp(-gate)) * up) @ down.T
+        assert np.allclose(output[:1].numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_written_once_and_opened_again(prepare: Prepare, stores: Path) -> None:
+    prepare("system=lru", *FREE)
+    path = stores / "tiny_mixtral-fp16.experts"
+    written = path.stat().st_mtime_ns
+    store = Store(path)
+    store.verify()
+    assert store.header.lossless == (True,)
+    prepare("system=lru", *FREE)
+    assert path.stat().st_mtime_ns == written
+
+
+def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(prepare: Prepare, tmp_path: Path) -> None:
+    prepare("system=lru", *FREE, store_dir=tmp_path)
+    path = tmp_path / "tiny_mixtral-fp16.experts"
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-5000])
+    with pytest.raises(StoreError, match=r"has \d+ bytes, but its header tells of \d+"):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    content[-5000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="another sha256"):
+        Store(path).verify()
+    path.write_bytes(content[:60] + b"{" * 4000 + content[4060:])
+    with pytest.raises(StoreError, match="header is damaged"):
+        Store(path)
+    path.write_bytes(b"PK" + content[2:])
+    with pytest.raises(StoreError, match="no store of experts"):
+        Store(path)
+
+
+def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("real.store.os.posix_fallocate", full)
+    with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- faults while it runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["buffered", "direct", "mmap"])
+def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
+    prepare: Prepare, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare("system=load_on_demand", f"engine.source={source}", *FREE, store_dir=tmp_path)
+    assert prepared.weights is not None
+    path, device = prepared.weights.store.path, cast(CpuDevice, prepared.device)
+    compute, computed = device.compute, []
+
+    def cut_at_the_100th(key: int, rows: int, nominal_ns: int) -> None:
+        computed.append(key)
+        if len(computed) == 100:
+            os.truncate(path, path.stat().st_size // 8)
+        compute(key, rows, nominal_ns)
+
+    monkeypatch.setattr(device, "compute", cut_at_the_100th)
+    with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
+        run(prepared)
+    assert isinstance(failed.value.__cause__, StoreError)
+    assert "it was cut while the run was reading it" in str(failed.value.__cause__)
+    assert len(computed) >= 100
+
+
+def test_a_read_error_ends_the_run_with_the_systems_own_words(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare("system=load_on_demand", "engine.source=buffered", *FREE)
+    preadv, left = os.preadv, [300]
+
+    def fails_later(file: int, buffers: Any, offset: int) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(5, "Input/output error")
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr("real.reading.os.preadv", fails_later)
+    with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
+        run(prepared)
+    assert "Input/output error" in str(failed.value.__cause__)
+
+
+def test_short_reads_are_read_on_and_change_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare("system=lru", "engine.source=buffered", *FREE)
+    preadv = os.preadv
+    monkeypatch.setattr("real.reading.os.preadv", lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o))
+    run(prepared)
+    assert check_contents(prepared) > 20
+
+
+def test_a_loader_that_hangs_is_noticed_and_the_run_ends(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog: nothing is handed over for longer than the patience, so the wait is given up."""
+    prepared = prepare("system=load_on_demand", "engine.patience_s=0.3", *FREE)
+    device, hold = cast(CpuDevice, prepared.device), threading.Event()
+    monkeypatch.setattr(device, "_move", lambda *_arguments: hold.wait(20))
+    with pytest.raises(RuntimeError, match=r"nothing has happened for 0\.3 s|did not end within 0\.3 s"):
+        run(prepared)
+    hold.set()
+    for thread in device._threads:
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (("system=deepspeed_mii",), "dense_slots=2"),
+        (("system=infinite_link",), "copies=free"),
+        (("system=sida", *FREE), "write_back with engine.links=free"),
+        (("system=lru", "precision=mxfp4"), "precision mxfp4 cannot be stored"),
+        (("system=lru", "model=mixtral_8x7b", "engine.weights=capture/assets/tiny_mixtral"), "the weights have"),
+        (("system=lru", "engine.source=tape"), "unknown engine.source=tape"),
+        (("system=lru", "+engine.colour=red"), "not of .'colour'"),
+        (("system=lru", "device=tpu"), "unknown device=tpu"),
+        (("system=lru", "input=dream"), "unknown input=dream"),
+    ],
+)
+def test_what_the_device_does_not_do_is_refused_before_any_work(
+    prepare: Prepare, overrides: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        prepare(*overrides)
+
+
+def test_room_for_a_variant_is_found_in_pieces_and_given_back_whole() -> None:
+    """Random claims of two sizes up to the last byte, as a controller that counts bytes may make them."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.capacity_bytes, self.pool_of = (1000, 520), [0] * 60 + [1] * 60
+            self.key_bytes = [160 if key % 3 else 48 for key in range(120)]
+            self.state = [4] * 120
+            self.geometry = self
+
+        num_keys = 120
+        name_of = str
+
+    slots: Any = Held()
+    memory = SlotMemory(slots)
+    draw = np.random.default_rng(0)
+    for _ in range(3000):
+        key = int(draw.integers(120))
+        pool = [k for k in range(120) if slots.state[k] == 0 and slots.pool_of[k] == slots.pool_of[key]]
+        used = sum(slots.key_bytes[k] for k in pool)
+        if slots.state[key] == 0:
+            slots.state[key] = 4
+        elif used + slots.key_bytes[key] <= slots.capacity_bytes[slots.pool_of[key]]:
+            slots.state[key] = 0
+            memory.place(key)
+            for piece in memory.pieces(key, 0, slots.key_bytes[key]):
+                piece[:] = key
+        memory.check(lambda key: slots.state[key] == 0)
+    assert memory.num_scattered > 50
+    for key in range(120):
+        assert slots.state[key] or (memory.blob(key).numpy() == key).all()
