@@ -9,29 +9,42 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bound_problem import loads_all, problem_of, resident_bytes, stays_until_next, work_of
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.policies.base import IntArray
+from sim.relaxation import relaxed_ns
 from sim.slots import Slots
-from sim.types import Place
 from sim.workload import Needs, Workload
+
+MAX, RELAXATION = "max", "relaxation"
+METHODS = (MAX, RELAXATION)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """``lower_ns = max(compute_ns, link_ns)``; ``why_no_belady`` says why ``belady_loads`` is None, where it is."""
+    """What no run takes less than: ``lower_ns`` is the largest of its parts.
+
+    ``relaxed_ns`` is None where the relaxation was not asked for; ``why_no_belady`` says why ``belady_loads`` is None,
+    where it is.
+    """
 
     compute_ns: int
     link_ns: int
     belady_loads: int | None
     why_no_belady: str | None
+    relaxed_ns: int | None = None
 
     @property
     def lower_ns(self) -> int:
-        return max(self.compute_ns, self.link_ns)
+        return max(self.compute_ns, self.link_ns, self.relaxed_ns or 0)
+
+    @property
+    def method(self) -> str:
+        return MAX if self.relaxed_ns is None else RELAXATION
 
 
-def lower_bounds(workload: Workload, durations: Durations, controller: Controller) -> Bounds:
+def lower_bounds(workload: Workload, durations: Durations, controller: Controller, method: str = MAX) -> Bounds:
     """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
 
     Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
@@ -39,37 +52,36 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     loaded as few times as any cache of the same bytes and the same initial contents allows (``fewest_loads``), and
     dense blocks where they are streamed. What a lower precision, a skip, another expert, the CPU or a part of the bytes
     may serve counts nothing.
+
+    ``method``: ``max`` of these two, or also the ``relaxation`` of both at once (``sim.relaxation``), which takes a few
+    seconds.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
     permitted = _permitted(controller, needs)
     must_load = np.array([answers == (0,) for answers in permitted], np.bool_)
-    if not (_loads_all(controller) and controller.payload.whole):
+    if not (loads_all(controller) and controller.payload.whole):
         must_load[:] = False
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
     least_bytes = min(geometry.bytes_of(geometry.key(0, site, 0)) for site in range(geometry.sites))
     # The budget, not what this cache makes of it: the bound is for every cache.
     high_slots = geometry.capacity_bytes // least_bytes + loader.staging_slots
-    count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
-    # A gate of one token is not served in waves: any pool must hold what one token needs (staging need not). Pools that
-    # may overflow hold every gate's needs until the next.
-    overflows = loader.retention == "after_batch"
-    stays = loader.replay_unit == "union" and not loader.staging_slots
-    whole = ((count <= geometry.top_k) | overflows) & stays
-    over = count + loader.staging_slots if overflows else np.zeros_like(count)
+    whole = stays_until_next(workload, controller)
+    # What pools that overflow may leave before the gate after each need's.
+    most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_bytes
+    over = most if loader.retention == "after_batch" else np.zeros_like(most)
     loads = fewest_loads(needs.tick[must_load], item[must_load], high_slots, held, whole[must_load], over[must_load])
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
     # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
     blocks = (workload.num_gates - loader.dense_slots, min(controller.dense_bytes)) if loader.dense_slots else (0, 0)
     link_ns = _link_ns(durations, controller.route.engines[0], ((loads, least_bytes), blocks))
-    return Bounds(_compute_ns(workload, durations, permitted, _loads_all(controller)), link_ns, belady, why)
-
-
-def _loads_all(controller: Controller) -> bool:
-    """Whether every need is computed on the device."""
-    return controller.placement.constant == Place.LOAD
+    work = work_of(workload, durations, controller, permitted)
+    relaxed = None
+    if method == RELAXATION:
+        relaxed = relaxed_ns(problem_of(workload, durations, controller, work, permitted))
+    return Bounds(int(work.compute_ns.sum()), link_ns, belady, why, relaxed)
 
 
 def _link_ns(durations: Durations, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
@@ -90,7 +102,7 @@ def _why_no_belady(controller: Controller) -> str | None:
     geometry, loader = controller.geometry, controller.loader
     if len(geometry.precisions) > 1 or geometry.site_bytes is not None:
         return "variants of several sizes"
-    if not _loads_all(controller):
+    if not loads_all(controller):
         return "needs that may be computed elsewhere or not at all"
     if controller.selector.reroutes:
         return "needs that other experts may serve"
@@ -188,22 +200,3 @@ def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
     scores, back = np.unique(needs.score, return_inverse=True)
     found = [serving(selector.permitted(score)) for score in scores.tolist()]
     return [found[index] for index in back.tolist()]
-
-
-def _compute_ns(workload: Workload, durations: Durations, permitted: list[tuple[int, ...]], loads_all: bool) -> int:
-    host = durations.host
-    total = workload.num_gates * (host.sync_ns + host.issue_ns + host.post_ns)
-    for step in workload.steps:
-        dense = durations.dense_ns(step)
-        total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
-    if not loads_all:
-        return total
-    cheapest: dict[tuple[tuple[int, ...], int, int], int] = {}
-    needs = workload.needs
-    sites = workload.gate_site[needs.tick].tolist()
-    for at in zip(permitted, sites, needs.tokens.tolist(), strict=True):
-        if at not in cheapest:
-            answers, site, tokens = at
-            cheapest[at] = min(0 if p < 0 else durations.expert_ns(p, site, tokens) for p in answers)
-        total += cheapest[at]
-    return total

@@ -73,9 +73,10 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "bounds": {
             "compute_s": seconds(bounds.compute_ns),
             "link_s": seconds(bounds.link_ns),
+            "relaxed_s": None if bounds.relaxed_ns is None else seconds(bounds.relaxed_ns),
             "lower_s": seconds(bounds.lower_ns),
             # Over time other speeds make other steps: the bound is of these.
-            "method": "max of these steps" if run.workload.is_timed else "max",
+            "method": f"{bounds.method} of these steps" if run.workload.is_timed else bounds.method,
             "belady_loads": bounds.belady_loads,
             "why_no_belady": bounds.why_no_belady,
             "oracle_s": None,

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from sim.bounds import METHODS
 from sim.frames import Frames
 from sim.timeline import trace_events
 
@@ -115,7 +116,7 @@ def answer(summary: Summary) -> str:
     gap = summary["gap"]
     bound = (
         ""
-        if gap is None or summary["bounds"]["method"] != "max"
+        if gap is None or summary["bounds"]["method"] not in METHODS
         else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
     )
     quality = summary["quality_proxy"]

@@ -26,7 +26,7 @@ LAYERS = (
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
-     "paired"},
+     "paired", "bound_problem", "relaxation"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.threads", "real.timers", "real.kernels", "real.cuda"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
