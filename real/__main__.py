@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from real.driver import Driver
-from real.execute import Result, measure, replay_driver
+from real.execute import Result, lateness, measure, replay_driver
 from real.prepare import Prepared, Request, prepare_replay, read_request
 from sim.command import CONF, changed, forget, system_name
 from sim.outputs import check_writable, print_summary, write_outputs
@@ -109,6 +109,8 @@ def _write(prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path
                   prepared.run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
     console = Console()
     print_summary(summary, console)
+    if told := lateness(summary["real"]):
+        console.print(told, soft_wrap=True, markup=False)
     console.print(f"files: {output_dir}", soft_wrap=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from sim.workload import Schedule, Workload
 
 LATE_SHARE, LATE_NS = 0.01, 200_000
 """A paced service is late if it took so much longer than it was to take, and by more than a thread wakes late."""
+MOST_LATE = 0.05
 Advance = Callable[[int], None]
 
 
@@ -126,6 +127,17 @@ def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
                 over[-1] = 0.0
     late = np.array(over or [0.0])
     return {"services": len(over), "share": float((late > 0).mean()), "worst_s": float(late.max())}
+
+
+def lateness(facts: Mapping[str, Any]) -> str | None:
+    """A warning, where this machine could not keep to the times of the one that it was to stand for."""
+    late = facts.get("late_services")
+    if not late or late["share"] <= MOST_LATE:
+        return None
+    return (
+        f"WARNING: {late['share']:.0%} of {late['services']} services came late (by up to {late['worst_s'] * 1e3:.3g} "
+        f"ms): this machine is too slow or too busy to stand for {facts['stands_for']}; its times are not to be trusted"
+    )
 
 
 def _machine() -> dict[str, Any]:

@@ -70,7 +70,7 @@ class LiveWorkload:
         self.reach = [min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in everywhere]
         self._at = 0, -1  # the sequence, and which of its steps comes next (-1: the prompt)
         longest = max(p.prompt_tokens + p.new_tokens for p in prompts)
-        self.limits = Limits(longest, 1, max(p.prompt_tokens for p in prompts))
+        self.limits = Limits(longest, max(p.prompt_tokens for p in prompts))
 
     # ---- as the driver walks
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from capture.settings import Settings
 from real.cpu import CpuDevice
 from real.driver import drive
 from real.prepare import Prepared, prepare_replay, read_request
@@ -23,13 +25,15 @@ from real.reading import read_whole
 from real.recording import record_run
 from real.slots import SlotMemory
 from real.store import Store, StoreError
+from real.weightless import skeleton
 from sim.build import ROOT, build
 from sim.calls import replay
 from sim.slots import UNUSED
 from sim.trace import Trace
 
 FREE = ("engine.links=free", "engine.compute=free")
-ONE = ("trace.max_sequences=1",)
+ONE = ("trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
+THOROUGH = pytest.mark.thorough
 NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
 Prepare = Callable[..., Prepared]
 
@@ -40,7 +44,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def prepare(stores: Path, bundled_trace: Trace) -> Prepare:
+def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    monkeypatch.setattr("real.prepare.skeleton", _skeleton)
+
     def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
         fixed = (f"engine.store_dir={store_dir}", "output_dir=unused", "budget.resident_share=0.4", *ONE)
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -48,6 +54,12 @@ def prepare(stores: Path, bundled_trace: Trace) -> Prepare:
         return prepare_replay(read_request(cfg, "system"), bundled_trace)
 
     return prepared
+
+
+@cache
+def _skeleton(settings: Settings) -> Any:
+    """Nothing changes a skeleton, so one is made for all tests."""
+    return skeleton(settings)
 
 
 @pytest.fixture(autouse=True)
@@ -85,12 +97,13 @@ def check_contents(prepared: Prepared) -> int:
     "overrides",
     [
         ("system=lru", "engine.source=direct"),
-        ("system=hobbit", "engine.source=mmap"),
-        ("system=fate",),
+        pytest.param(("system=hobbit", "engine.source=mmap"), marks=THOROUGH),
+        pytest.param(("system=fate",), marks=THOROUGH),
         ("system=moe_infinity", *NVME),
         ("system=promoe", "loader.chunk_bytes=20000", "engine.source=buffered", "engine.cold=true"),
-        ("system=fiddler",),
-        ("system=adapmoe", "budget.resident_share=0.6"),
+        pytest.param(("system=fiddler",), marks=THOROUGH),
+        ("system=llama_cpp", "engine.source=mmap", "engine.cold=true"),
+        pytest.param(("system=adapmoe", "budget.resident_share=0.6"), marks=THOROUGH),
         ("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"),
     ],
     ids=lambda overrides: overrides[0] + overrides[1][:12] if len(overrides) > 1 else overrides[0],
@@ -114,7 +127,7 @@ def test_the_slots_are_exactly_the_budgets_bytes(prepare: Prepare) -> None:
 def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(prepare: Prepare) -> None:
     prepared = prepare("system=fate", *FREE)
     run(prepared)
-    assert cast(CpuDevice, prepared.device).slots.num_scattered > 10
+    assert cast(CpuDevice, prepared.device).slots.num_scattered > 3
     assert check_contents(prepared) > 20
 
 
@@ -135,7 +148,7 @@ def test_the_calls_of_a_paced_run_get_the_same_answers_from_a_fresh_controller(
     recording = record_run(made.controller, made.workload, made.durations, prepared.device)
     sizes = list(made.controller.geometry.variant_bytes)
     fresh = build(prepared.request.simulated, "system", bundled_trace, stored_bytes=sizes)
-    assert len(recording.calls) > 1000
+    assert len(recording.calls) > 400
     assert replay(recording.calls, fresh.controller, fresh.workload, recording.asked_ns) is None
 
 
@@ -163,7 +176,7 @@ def test_a_stand_in_of_any_geometry_computes_its_pattern(
     monkeypatch.setattr(work, "run", watched)
     run(prepared)
     g = prepared.run.controller.geometry
-    assert len(seen) > 50
+    assert len(seen) > 30
     for key, output in list(seen.items())[:20]:
         number = (g.site_of(key) * 8 + g.expert_of(key)) % header.distinct
         k, place = np.arange(128)[None], [np.arange(240)[:, None], np.arange(128)[:, None]]
@@ -232,25 +245,25 @@ def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
     path, device = prepared.weights.store.path, cast(CpuDevice, prepared.device)
     compute, computed = device.compute, []
 
-    def cut_at_the_100th(key: int, rows: int, nominal_ns: int) -> None:
+    def cut_at_the_60th(key: int, rows: int, nominal_ns: int) -> None:
         computed.append(key)
-        if len(computed) == 100:
+        if len(computed) == 60:
             os.truncate(path, path.stat().st_size // 8)
         compute(key, rows, nominal_ns)
 
-    monkeypatch.setattr(device, "compute", cut_at_the_100th)
+    monkeypatch.setattr(device, "compute", cut_at_the_60th)
     with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
         run(prepared)
     assert isinstance(failed.value.__cause__, StoreError)
     assert "it was cut while the run was reading it" in str(failed.value.__cause__)
-    assert len(computed) >= 100
+    assert len(computed) > 59
 
 
 def test_a_read_error_ends_the_run_with_the_systems_own_words(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = prepare("system=load_on_demand", "engine.source=buffered", *FREE)
-    preadv, left = os.preadv, [300]
+    preadv, left = os.preadv, [150]
 
     def fails_later(file: int, buffers: Any, offset: int) -> int:
         left[0] -= 1

@@ -6,6 +6,7 @@ Oracles: transformers' own forward calls of the whole model; a fresh controller 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,14 @@ from hydra import compose, initialize_config_dir
 
 from capture.prompts import Passage
 from capture.run import decoder_of
+from capture.settings import Settings
 from capture.tiny_model import load_model
 from real.cpu import CpuDevice
 from real.live import LiveDriver
 from real.live_run import live_driver, prepare, run_as_it_was
 from real.prepare import Prepared, read_request
 from real.recording import WatchedDevice
+from real.weightless import skeleton
 from sim.build import ROOT, build, load_trace
 from sim.calls import RecordedController, RecordedWorkload, replay
 from sim.controller import Controller
@@ -40,16 +43,29 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def live(stores: Path, bundled_trace: Trace) -> Prepare:
+def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    monkeypatch.setattr("real.weightless.skeleton", _skeleton)
+
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
                  "budget.resident_share=0.25", "live.prompt_tokens=9", "live.new_tokens=5")  # fmt: skip
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
-        trace = bundled_trace if model == "tiny_mixtral" else None
+        trace = bundled_trace if model == "tiny_mixtral" else _trace(TRACES[model])
         return prepare(read_request(cfg, "system"), trace)
 
     return prepared
+
+
+@cache
+def _skeleton(settings: Settings) -> Any:
+    """Nothing changes a skeleton, so one is made for all tests."""
+    return skeleton(settings)
+
+
+@cache
+def _trace(path: str) -> Trace:
+    return load_trace(path, lookahead_sites=1)
 
 
 def by_transformers(model: str, passages: Sequence[Passage], new_tokens: int) -> list[torch.Tensor]:
@@ -80,13 +96,14 @@ def driven(prepared: Prepared) -> tuple[LiveDriver, Any]:
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
-        ("tiny_mixtral", ("system=lru", *FREE)),
         ("tiny_mixtral", ("system=lru", "loader=as_ready", "engine.compute=free")),
         ("tiny_qwen2moe", ("system=lru", "loader=as_ready", "engine.compute=free", "model.top_k=4")),
-        ("tiny_qwen2moe", ("system=mixtral_offloading", "device=null")),
         ("tiny_switch", ("system=lru", *FREE)),
-        ("tiny_mixtral", ("system=load_on_demand", "engine.source=direct", *FREE)),
-        ("tiny_mixtral", ("system=moe_infinity", "device=null")),
+        pytest.param("tiny_qwen2moe", ("system=mixtral_offloading", "device=null"), marks=pytest.mark.thorough),
+        pytest.param(
+            "tiny_mixtral", ("system=load_on_demand", "engine.source=direct", *FREE), marks=pytest.mark.thorough
+        ),
+        pytest.param("tiny_mixtral", ("system=moe_infinity", "device=null"), marks=pytest.mark.thorough),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -143,13 +160,13 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
 @pytest.mark.parametrize(
     ("device", "overrides"),
     [
-        ("cpu", ("system=hobbit", "hardware.memory_gib=2", *FREE)),
+        pytest.param("cpu", ("system=hobbit", *FREE), marks=pytest.mark.thorough),
         ("cpu", ("system=fate", "budget.resident_share=0.5", *FREE)),
-        ("cpu", ("system=fiddler", *FREE)),
+        pytest.param("cpu", ("system=fiddler", *FREE), marks=pytest.mark.thorough),
         ("null", ("system=hobbit_cpu",)),
         ("null", ("system=promoe",)),
-        ("null", ("system=eap", "budget.resident_share=0.5")),
-        ("null", ("system=swapmoe",)),
+        pytest.param("null", ("system=eap", "budget.resident_share=0.5"), marks=pytest.mark.thorough),
+        pytest.param("null", ("system=swapmoe",), marks=pytest.mark.thorough),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
