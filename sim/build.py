@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from sim.batching import given_arrivals
 from sim.controller import Controller
 from sim.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
-from sim.fitting.prepare import prepare_payload, prepare_predictor
+from sim.fitting.prepare import prepare_payload, prepare_predictor, prepare_selector
 from sim.hardware import Hardware
 from sim.lengths import Lengths
 from sim.model import PRECISION_BITS, Model
@@ -111,6 +111,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     _check_parts(part, workload)
     _check_recorded(config, part["precision"].constant, workload)
     selector, share = part["precision"], config["budget"]["resident_share"]
+    prepare_selector(selector, workload)
     profile_selector(selector, trace)
     geometry = make_geometry(model, selector.precisions, share, missing_variants(selector), stored_bytes)
     part["payload"].prepare(geometry, trace.header.sparsities)

@@ -13,6 +13,7 @@ from sim.gate_inputs import read_gate_inputs
 from sim.policies.base import Predictor
 from sim.policies.fitted import FittedPredictor
 from sim.policies.payloads import ReusedChannels, Whole
+from sim.policies.precisions import LowForFew, PerExpert
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
 from sim.trace import trace_sha256
 from sim.workload import Workload
@@ -113,11 +114,33 @@ def find_artefact(predictor: FittedPredictor, workload: Workload) -> Artefact:
     return artefact
 
 
-def _check_leakage(artefact: Artefact, workload: Workload) -> int:
+def prepare_selector(selector: object, workload: Workload) -> None:
+    """Give a selector the fit that it names, if it names one. Raise ValueError for one that is not of this run."""
+    place = getattr(selector, "artefact", None)
+    if place is None:
+        return
+    assert isinstance(selector, PerExpert | LowForFew)
+    artefact, header = read_artefact(Path(place)), workload.trace.header
+    found = (artefact.kind, artefact.shape, artefact.trace["sha256"])
+    for what, got, wanted in zip(("kind", "model shape", "trace"), found,
+                                 (selector.fit_kind, shape_of(header), trace_sha256(header)), strict=True):  # fmt: skip
+        if got != wanted:
+            raise ArtefactError(
+                f"precision.artefact={place} has {what} {got!s:.60}, this run of trace {header.name} wants "
+                f"{wanted!s:.60}; fit again (python -m real.quality_fit), or set precision.artefact=null"
+            )
+    _check_leakage(artefact, workload, "precision selector")
+    try:
+        selector.know(artefact.parameters, artefact.arrays)
+    except ValueError as error:
+        raise ArtefactError(f"precision.artefact={place}: {error}") from None
+
+
+def _check_leakage(artefact: Artefact, workload: Workload, what: str = "predictor") -> int:
     seen = sorted(set(artefact.sequences) & {sequence.sequence for sequence in workload.sequences})
     if seen and workload.split != "all":
         raise ArtefactError(
-            f"the predictor was fitted on {len(seen)} of the sequences of this run (trace.split={workload.split}: "
+            f"the {what} was fitted on {len(seen)} of the sequences of this run (trace.split={workload.split}: "
             f"{', '.join(map(str, seen[:8]))}{', ..' if len(seen) > 8 else ''}), so it would be flattered; run "
             f"trace.split=eval, or trace.split=all to run every sequence all the same"
         )

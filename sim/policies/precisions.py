@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,22 +133,26 @@ class SkipLight:
 class PerExpert:
     """Each expert at a bit-width of its own, which is fixed before the run: one variant of it exists.
 
-    ``table`` names the precision of every expert, [S][E]; None: the ``low_share`` least used experts of the model are
-    ``low``, by the uses that it is profiled on (all are ``high`` before).
+    ``table`` names the precision of every expert, [S][E]; or ``artefact`` is the file of a fit that does, from measured
+    losses. Neither: the ``low_share`` least used experts of the model are ``low``, by the uses that it is profiled on
+    (all are ``high`` before).
 
     Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the lower of two widths.
     """
 
     constant: int | None = None
     reroutes = False
+    fit_kind = "expert_widths"
 
-    def __init__(self, high: str, low: str, low_share: float = 0.0,
-                 table: Sequence[Sequence[str]] | None = None) -> None:  # fmt: skip
+    def __init__(self, high: str, low: str, low_share: float = 0.0, table: Sequence[Sequence[str]] | None = None,
+                 artefact: str | None = None) -> None:  # fmt: skip
         self.precisions = _pair(high, low)
         _require_share("precision.low_share", low_share)
-        self.low_share = low_share
+        if table is not None and artefact is not None:
+            raise ValueError("precision.table and precision.artefact both say which experts are low; give one of them")
+        self.low_share, self.artefact = low_share, artefact
         self.table: tuple[tuple[int, ...], ...] | None = None
-        self.needs_uses = table is None
+        self.needs_uses = table is None and artefact is None
         if table is not None:
             self.table = tuple(self._read_row(site, row) for site, row in enumerate(table))
 
@@ -157,6 +162,14 @@ class PerExpert:
                 f"precision.table[{site}]={row!r} must be a list of {' or '.join(self.precisions)}, one an expert"
             )
         return tuple(self.precisions.index(name) for name in row)
+
+    def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take what was fitted: ``low`` [S, E], 1 where an expert is low. Raise ValueError for other widths."""
+        require_widths(self.precisions, parameters)
+        low = arrays.get("low")
+        if low is None or low.ndim != 2 or low.dtype.kind not in "iu" or not np.isin(low, (0, 1)).all():
+            raise ValueError("array low of the fit must be 0 or 1 for each site and expert; fit again")
+        self.table = tuple(tuple(map(int, row)) for row in low)
 
     def profile(self, uses: NDArray[np.integer]) -> None:
         """Give the low precision to the least used experts by tokens that chose each, [S, E]; ties by site, then id."""
@@ -189,20 +202,31 @@ class LowForFew:
     """Where many rows choose, the experts of the fewest rows at low precision; where one row does, all at high.
 
     Of the needs of several rows (a prompt) the last ``low_share``, rounded down, in need order: those that the fewest
-    rows chose. ``low_if_absent``: what a gate of one row needs and does not find is wanted at low precision, so that a
-    wrong forecast costs fewer bytes; one in flight still serves.
+    rows chose; the share of a fit by measured losses instead, where ``artefact`` is its file. ``low_if_absent``: what a
+    gate of one row needs and does not find is wanted at low precision, so that a wrong forecast costs fewer bytes; one
+    in flight still serves.
 
     Source: Fang et al., Fate, arXiv:2502.12224, sections 4.5 (popularity) and 5.3 (INT2 for a misprefetched expert).
     """
 
     constant: int | None = None
     reroutes = False
+    fit_kind = "low_share"
 
-    def __init__(self, high: str, low: str, low_share: float, low_if_absent: bool = False) -> None:
+    def __init__(self, high: str, low: str, low_share: float, low_if_absent: bool = False,
+                 artefact: str | None = None) -> None:  # fmt: skip
         self.precisions = _pair(high, low)
         _require_share("precision.low_share", low_share)
         require_flag("precision.low_if_absent", low_if_absent)
-        self.low_share, self.low_if_absent = low_share, low_if_absent
+        self.low_share, self.low_if_absent, self.artefact = low_share, low_if_absent, artefact
+
+    def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take what was fitted: ``low_share`` [1]. Raise ValueError for another pair of widths."""
+        require_widths(self.precisions, parameters)
+        share = arrays.get("low_share")
+        if share is None or share.shape != (1,) or not 0 <= float(share[0]) <= 1:
+            raise ValueError("array low_share of the fit must be one share in 0..1; fit again")
+        self.low_share = float(share[0])
 
     def permitted(self, score: float) -> tuple[int, ...]:
         return (0, 1)
@@ -216,6 +240,16 @@ class LowForFew:
         if self.low_if_absent and hasattr(choice, "tick"):
             return [0 if resident.has(0, choice.site, expert) else 1 for expert in needs]
         return [0] * len(needs)
+
+
+def require_widths(precisions: tuple[str, ...], parameters: Mapping[str, str | int]) -> None:
+    """Raise ValueError unless a fit was made for these two precisions."""
+    found = (parameters.get("high"), parameters.get("low"))
+    if found != precisions:
+        raise ValueError(
+            f"it was made for {found[0]} and {found[1]}, not {precisions[0]} and {precisions[1]}; set "
+            f"precision.high={found[0]} precision.low={found[1]}"
+        )
 
 
 def _pair(high: str, low: str) -> tuple[str, ...]:

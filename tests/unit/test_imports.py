@@ -44,7 +44,7 @@ TOP = {
     "sim.reproduce.verdicts", "sim.reproduce.wrong",
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
-    "real.lossy", "real.quality", "real.quality_figures", "real.closed_loop",
+    "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
