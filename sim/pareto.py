@@ -26,8 +26,8 @@ from rich.table import Table
 AS_STORED = ("fp32", "fp16", "bf16")
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
-KEYS = ("system", "trace", "model", "hardware", "resident_share")
-"""What a run and a quality must have in common to be joined."""
+Key = tuple[str, str, str, str, float]
+"""System, trace, model, machine and resident share: what a run and a quality must have in common to be joined."""
 WIDTH = 118
 OWN = ("measure", "output_dir")
 
@@ -39,7 +39,7 @@ class Point:
     Intervals are 95 %, None where there is none. ``loop`` says in which loop the quality was measured.
     """
 
-    key: tuple[str, str, str, str, float]
+    key: Key
     speed: float
     speed_interval: tuple[float, float] | None
     loss: float | None
@@ -82,39 +82,41 @@ def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str
     """
     if measure not in MEASURES:
         raise ValueError(f"unknown measure={measure}; known: {', '.join(MEASURES)}")
-    by_key: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for row in qualities:
-        key = tuple(row[name] for name in KEYS)
-        if key not in by_key or row["loop"] == "closed":
-            by_key[key] = row
-    points, joined = [], set()
+    by_key: dict[Key, Mapping[str, Any]] = {}
+    for quality in qualities:
+        key = (quality["system"], quality["trace"], quality["model"], quality["hardware"], quality["resident_share"])
+        if key not in by_key or quality["loop"] == "closed":
+            by_key[key] = quality
+    points: list[Point] = []
+    joined: set[Key] = set()
     for summary in summaries:
         key = _key_of(summary)
         row = by_key.get(key)
         joined.add(key)
-        interval = summary["ci95"]["decode_tokens_per_s"]
-        speed = summary["decode_tokens_per_s"], None if interval is None else tuple(interval)
+        speed, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
+        speed_interval = None if interval is None else (interval[0], interval[1])
         if row is not None:
-            points.append(_point(key, speed, row, measure))
+            points.append(_point(key, speed, speed_interval, row, measure))
+        elif quality_class(summary) == LOSSLESS:
+            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS))
         else:
-            known = quality_class(summary) == LOSSLESS
-            loss = (0.0, (0.0, 0.0), LOSSLESS) if known else (None, None, UNMEASURED)
-            points.append(Point(key, *speed, *loss))  # type: ignore[arg-type]
+            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED))
     for key, row in by_key.items():
         if key not in joined:
-            speed = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
-            points.append(_point(key, speed, row, measure))  # type: ignore[arg-type]
+            speed, speed_interval = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
+            points.append(_point(key, speed, speed_interval, row, measure))
     return points
 
 
-def _key_of(summary: Mapping[str, Any]) -> tuple[str, str, str, str, float]:
+def _key_of(summary: Mapping[str, Any]) -> Key:
     return (summary["system"], summary["trace"]["name"], summary["model"], summary["hardware"],
             summary["budget"]["resident_share"])  # fmt: skip
 
 
-def _point(key: Any, speed: Any, row: Mapping[str, Any], measure: str) -> Point:
+def _point(key: Key, speed: float, speed_interval: tuple[float, float] | None, row: Mapping[str, Any],
+           measure: str) -> Point:  # fmt: skip
     kind = LOSSLESS if row["divergence"] == 0 else LOSSY
-    return Point(key, *speed, row[measure], _interval(row, measure), kind, row["loop"])
+    return Point(key, speed, speed_interval, row[measure], _interval(row, measure), kind, row["loop"])
 
 
 def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:

@@ -35,6 +35,10 @@ class NothingResident:
     def expert_of(self, key: int) -> int:
         return key
 
+    @property
+    def foreseen(self) -> Sequence[int]:
+        return ()
+
 
 def require_harness() -> None:
     """Raise ValueError where lm-evaluation-harness is not installed."""
