@@ -19,8 +19,10 @@ MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payl
 SURROUNDINGS = ("hardware", "model", "trace", "workload")
 
 
-def configure(*overrides: str) -> tuple[DictConfig, str]:
+def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]:
     """The configuration of ``python -m sim`` with these overrides, and the run's name, for ``sim.build.build``.
+
+    ``config``: which file of ``conf/`` it starts from.
 
     Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are raised for what the
     configuration does not have.
@@ -30,7 +32,7 @@ def configure(*overrides: str) -> tuple[DictConfig, str]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            whole = compose("config", [*overrides, "output_dir=unused"], return_hydra_config=True)
+            whole = compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = running
     chosen = whole.hydra.runtime.choices.get("system")

@@ -1,0 +1,187 @@
+"""Systems and budgets, each run on a device and by the simulator, and compared decision by decision and in time."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from real.conformance import NonconformanceError, conform
+from real.prepare import Prepared, Request, prepare_replay, read_request
+from real.recording import Recording, record_run
+from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
+from real.validation.judge import Case
+from sim.calls import replay
+from sim.configure import configure
+from sim.costs import Durations
+from sim.engine import simulate
+from sim.frames import Frames
+from sim.record import Record
+from sim.run import Run
+
+SCHEDSTAT = Path("/proc/self/schedstat")
+BUSY_SHARE = 0.005
+"""A run whose main thread stood in the run queue for more of its time than this was disturbed by others."""
+MAX_TOTAL_ERROR, MAX_STEP_ERROR = 0.01, 0.02
+"""What a controlled prediction may be off by: of the makespan, of 95 % of the steps."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run: words of the configuration for all, systems, budgets, and how often each."""
+
+    systems: tuple[str, ...]
+    shares: tuple[float, ...]
+    repeats: int
+    seed: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run on the device. ``delay``: of its time, the share that the main thread stood in the run queue; None where
+    the system does not tell.
+    """
+
+    system: str
+    share: float
+    recording: Recording
+    frames: Frames
+    pairs: Sequence[Pair]
+    delay: float | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recorded run against the simulator.
+
+    ``first_difference``: of the recorded calls replayed into a fresh controller, None where all answers are equal.
+    ``nonconformance``: why the replay in time is refused, None where it holds; with its errors and the share of calls
+    whose order was forced. ``total_error`` and ``step_error`` (95th percentile) are those of the prediction from
+    nominal times; ``controlled`` what that comes to: ``holds``, ``misses``, ``busy`` or, with free times, None.
+    """
+
+    system: str
+    share: float
+    calls: int
+    first_difference: str | None
+    nonconformance: str | None
+    makespan_error: float | None
+    token_error: float | None
+    forced: float | None
+    total_error: float
+    step_error: float
+    delay: float | None
+    controlled: str | None
+
+
+def request_of(words: Sequence[str], system: str, share: float) -> Request:
+    """Raise ValueError for what cannot run."""
+    cfg, name = configure(f"system={system}", f"budget.resident_share={share}", *words, config="real")
+    return read_request(cfg, name)
+
+
+def order_of(plan: Plan) -> list[tuple[str, float, int]]:
+    """Every run, repeats interleaved in a seeded random order: what drifts is not one system's fault."""
+    runs: list[tuple[str, float, int]] = []
+    for repeat in range(plan.repeats):
+        cells = list(product(plan.systems, plan.shares))
+        random.Random(plan.seed + repeat).shuffle(cells)
+        runs += [(system, share, repeat) for system, share in cells]
+    return runs
+
+
+def measure_run(request: Request, share: float, system: str) -> Measured:
+    """Run on the device and write it down."""
+    prepared = prepare_replay(request)
+    run = prepared.run
+    before = _queued_ns()
+    recording = record_run(run.controller, run.workload, run.durations, prepared.device)
+    after = _queued_ns()
+    delay = None if before is None or after is None else (after - before) / max(1, recording.record.makespan_ns)
+    frames = _frames(run, recording.record, recording)
+    return Measured(system, share, recording, frames, pairs_of(recording, frames, run.durations), delay)
+
+
+def _queued_ns() -> int | None:
+    """How long this thread has been runnable and not run."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _frames(run: Run, record: Record, recording: Recording | None = None) -> Frames:
+    computed = None if recording is None else recording.computed
+    return Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
+
+
+def simulated(prepared: Prepared, durations: Durations | None = None) -> Frames:
+    """The same run by the simulator, from nominal durations or others."""
+    run = prepared.run
+    return _frames(run, simulate(run.controller, run.workload, durations or run.durations))
+
+
+def check(request: Request, measured: Measured) -> Checked:
+    """Steps 1 and 2: equal decisions, the time of a replay, and a prediction from nominal times."""
+    recording = measured.recording
+    fresh = prepare_replay(request).run
+    difference = replay(recording.calls, fresh.controller, fresh.workload, recording.asked_ns)
+    fresh = prepare_replay(request).run
+    found, refusal = None, None
+    try:
+        found = conform(recording, fresh.controller, fresh.workload, fresh.durations)
+        found.check()
+    except NonconformanceError as error:
+        refusal = str(error)
+    predicted = simulated(prepare_replay(request)).record
+    total, step = _errors(predicted, recording.record)
+    return Checked(
+        measured.system, measured.share, len(recording.calls), None if difference is None else str(difference), refusal,
+        None if found is None else found.makespan_error, None if found is None else found.token_error,
+        None if found is None else found.forced / found.calls, total, step, measured.delay,
+        _verdict(request, total, step, measured.delay),
+    )  # fmt: skip
+
+
+def _errors(predicted: Record, recorded: Record) -> tuple[float, float]:
+    spans = [spans_ns(record) for record in (predicted, recorded)]
+    step = np.percentile(np.abs(spans[0] - spans[1]) / np.maximum(spans[1], 1), 95)
+    return predicted.makespan_ns / recorded.makespan_ns - 1, float(step)
+
+
+def spans_ns(record: Record) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """How long each step took."""
+    return np.array(record.step_end_ns, np.int64) - np.array(record.step_start_ns, np.int64)
+
+
+def _verdict(request: Request, total: float, step: float, delay: float | None) -> str | None:
+    if request.device != "null" and "free" in (request.engine.links, request.engine.compute):
+        return None
+    if abs(total) <= MAX_TOTAL_ERROR and step <= MAX_STEP_ERROR:
+        return "holds"
+    is_busy = delay is not None and delay > BUSY_SHARE
+    return "busy" if is_busy or os.getloadavg()[0] > (os.cpu_count() or 1) else "misses"
+
+
+def predict(plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], Request]) -> list[Case]:
+    """Step 3: each system at each budget from what the *other* systems' runs took."""
+    cases = []
+    for system, share in product(plan.systems, plan.shares):
+        mine = [run for run in runs if (run.system, run.share) == (system, share)]
+        others = [run for run in runs if run.system != system]
+        if not mine:
+            continue
+        constants = Constants.learn(pair for run in others for pair in run.pairs)
+        prepared = prepare_replay(make(system, share))
+        record = simulated(prepared, MeasuredDurations(prepared.run.durations, constants)).record
+        cases.append(Case(
+            system, share, record.makespan_ns, tuple(run.recording.record.makespan_ns for run in mine),
+            tuple(spans_ns(record).tolist()), tuple(tuple(spans_ns(run.recording.record).tolist()) for run in mine),
+        ))  # fmt: skip
+    return cases

@@ -1,0 +1,104 @@
+"""``python -m real.validate``: runs on a device beside the simulator's, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import real.validation.cases as cases
+from real.validate import main, parse
+from real.validation.cases import Plan, order_of
+from real.validation.constants import MeasuredDurations
+
+WORDS = ("device=null", "trace.max_sequences=1")
+
+
+def validate(folder: Path, *words: str) -> dict[str, Any]:
+    arguments = ["systems=lru,load_on_demand", "budgets=0.25", "repeats=1", f"output_dir={folder}", *WORDS, *words]
+    assert main(arguments) == 0
+    found: dict[str, Any] = json.loads((folder / "validation.json").read_text())
+    return found
+
+
+def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = validate(tmp_path / "v")
+    for check in found["checks"]:
+        assert check["first_difference"] is None
+        assert check["nonconformance"] is None
+        assert (check["makespan_error"], check["token_error"], check["forced"]) == (0, 0, 0)
+        assert (check["total_error"], check["step_error"], check["controlled"]) == (0, 0, "holds")
+    assert [case["error"] for case in found["cases"]] == [0, 0]
+    assert [one["regret"] for one in found["rankings"]] == [0]
+    assert "| lru | 25% |" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "v").iterdir()} == {
+        "validation.json", "validation.md", "predicted_measured.png", "predicted_measured.svg", "timelines.json",
+    }  # fmt: skip
+    events = json.loads((tmp_path / "v" / "timelines.json").read_text())["traceEvents"]
+    spans = [{(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == pid}
+             for pid in (1, 2)]  # fmt: skip
+    assert spans[0] == spans[1] != set()
+
+
+def test_a_prediction_that_is_off_shows_as_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasuredDurations, "hop_ns", lambda self, link, moved: 2 * self._nominal.hop_ns(link, moved))
+    found = validate(tmp_path / "v")
+    assert all(case["error"] > 0.2 for case in found["cases"])
+
+
+def test_a_simulator_that_decides_otherwise_is_told_with_the_call(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What is replayed is asked with another budget than what was recorded."""
+    prepare, asked = cases.prepare_replay, []
+
+    def another(request: Any) -> Any:
+        asked.append(request)
+        if request.system == "lru" and len([one for one in asked if one.system == "lru"]) > 1:
+            request.simulated.budget.resident_share = 0.5
+        return prepare(request)
+
+    monkeypatch.setattr(cases, "prepare_replay", another)
+    found = validate(tmp_path / "v")
+    lru = next(check for check in found["checks"] if check["system"] == "lru")
+    assert lru["first_difference"].startswith("call ")
+    assert lru["nonconformance"] is not None
+
+
+def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
+    plan = Plan(("a", "b"), (0.25, 0.5), 3, 7, ())
+    order = order_of(plan)
+    assert order == order_of(plan)
+    assert [repeat for _, _, repeat in order] == [0] * 4 + [1] * 4 + [2] * 4
+    assert len(set(order)) == 12
+    assert len({tuple(order[n : n + 4]) for n in (0, 4, 8)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["budgets=0.5"], "systems= must name different systems"),
+        (["systems=lru,lru", "budgets=0.5"], "systems=lru,lru must name different systems"),
+        (["systems=lru", "budgets=half"], "budgets=half must be numbers"),
+        (["systems=lru"], "budgets= must be different shares"),
+        (["systems=lru", "budgets=0.5", "repeats=0"], "repeats=0 must be a whole number"),
+        (["system=lru", "budgets=0.5"], "give systems=A,B"),
+        (["systems=lru", "budgets=0.5", "loud"], "'loud' is no KEY=VALUE"),
+        (["systems=lru", "budgets=0.5", "device=abacus"], "abacus"),
+        (["systems=nonesuch", "budgets=0.5"], "nonesuch"),
+        (["systems=lru", "budgets=7", "device=null"], "resident_share"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is(
+    words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, f"output_dir={tmp_path}/v"]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert not list((tmp_path / "v").glob("*")) if (tmp_path / "v").exists() else True
+
+
+def test_other_words_go_into_the_configuration() -> None:
+    asked = parse(["systems=lru", "budgets=0.25,0.5", "engine.links=free", "repeats=2"])
+    assert asked.plan == Plan(("lru",), (0.25, 0.5), 2, 0, ("engine.links=free",))
