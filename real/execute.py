@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -150,7 +151,7 @@ def _machine() -> dict[str, Any]:
 def processor() -> str:
     """The processor's name, where the kernel tells it."""
     try:
-        lines: Sequence[str] = open("/proc/cpuinfo", encoding="utf-8").read().splitlines()  # noqa: SIM115
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

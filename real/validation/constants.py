@@ -111,16 +111,16 @@ class Need:
 def _needs(frames: Frames) -> tuple[list[dict[int, Need]], list[bool]]:
     """By gate, the loaded needs by their serving key, and whether the CPU computed others."""
     loaded = [dict[int, Need]() for _ in frames.record.gate_ns]
+    on_cpu, skipped = (Outcome.CPU.name.lower(), Outcome.SKIP.name.lower())
     cpu = [False] * len(loaded)
-    lookups = frames.lookups
+    for (tick,) in frames.lookups.filter(pl.col("outcome") == on_cpu).select("tick").rows():
+        cpu[tick] = True
+    lookups = frames.lookups.filter(~pl.col("outcome").is_in([on_cpu, skipped]))
     if frames.controller.loader.wait == "wait_all":
         # What one call admitted is computed when the last of it has come.
         lookups = lookups.with_columns(pl.col("ready_ns").max().over("tick", "gate_ns"))
-    for tick, key, tokens, outcome, ready_ns in lookups.select("tick", "key", "tokens", "outcome", "ready_ns").rows():
-        if outcome == Outcome.CPU.name.lower():
-            cpu[tick] = True
-        elif outcome != Outcome.SKIP.name.lower():
-            loaded[tick][key] = Need(tokens, ready_ns)
+    for tick, key, tokens, ready_ns in lookups.select("tick", "key", "tokens", "ready_ns").rows():
+        loaded[tick][key] = Need(tokens, ready_ns)
     return loaded, cpu
 
 

@@ -17,7 +17,7 @@ WORDS = ("device=null", "trace.max_sequences=1")
 
 
 def validate(folder: Path, *words: str) -> dict[str, Any]:
-    arguments = ["systems=lru,load_on_demand", "budgets=0.25", "repeats=1", f"output_dir={folder}", *WORDS, *words]
+    arguments = ["systems=lru,hobbit", "budgets=0.25", "repeats=1", f"output_dir={folder}", *WORDS, *words]
     assert main(arguments) == 0
     found: dict[str, Any] = json.loads((folder / "validation.json").read_text())
     return found
