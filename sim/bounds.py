@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.bound_problem import loads_all, problem_of, resident_bytes, stays_until_next, work_of
 from sim.controller import Controller
-from sim.costs import Durations
+from sim.costs import Durations, least_hop_ns
 from sim.policies.base import IntArray
 from sim.relaxation import relaxed_ns
 from sim.slots import Slots
@@ -89,7 +89,7 @@ def _link_ns(durations: Durations, engines: int, transfers: Sequence[tuple[int, 
 
     Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a time.
     """
-    needed = [(count, durations.hop_ns(0, size)) for count, size in transfers if count > 0]
+    needed = [(count, least_hop_ns(durations, 0, size)) for count, size in transfers if count > 0]
     if not needed:
         return 0
     latency, occupied = durations.latency_ns(0), sum(count * hop_ns for count, hop_ns in needed)

@@ -117,8 +117,9 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
+    reached = hardware.unpinned() if part["loader"].copies == "pageable" else hardware
     durations = Roofline(
-        model, hardware.unpinned() if part["loader"].copies == "pageable" else hardware, selector.precisions,
+        model, reached.together(part["placement"].uses_cpu), selector.precisions,
         geometry.site_bytes, active_share=part["payload"].active_share,
         decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
         forecast_sites=part["predictor"].lookahead_sites,
@@ -256,6 +257,12 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
         raise ValueError(
             f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
             f"placement=load, or a machine whose file has one"
+        )
+    kept = [link.name for link in hardware.links if link.page_cache is not None]
+    if kept and part["loader"].chunk_bytes is not None:
+        raise ValueError(
+            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with hardware.links.{kept[0]}.page_cache: "
+            f"what is kept of a read that was cut is not modelled; set one of them to null"
         )
     encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:

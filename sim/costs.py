@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sim.hardware import Hardware
 from sim.measured import time_ns
@@ -40,6 +40,25 @@ class Durations(Protocol):
 
     def latency_ns(self, link: int) -> int:
         """The part of every service on a link that draws no bandwidth."""
+
+
+@runtime_checkable
+class PagedDurations(Protocol):
+    """Durations of a machine whose operating system may keep what a link reads (`sim.page_cache`)."""
+
+    def page_cache_bytes(self, link: int) -> int:
+        """Room for what was read; 0 where nothing is kept."""
+
+    def kept_ns(self, link: int, moved_bytes: int) -> int:
+        """One service of what is kept."""
+
+
+def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
+    """The shortest that a service on a link can take, whatever was read before."""
+    hop_ns = durations.hop_ns(link, moved_bytes)
+    if isinstance(durations, PagedDurations) and durations.page_cache_bytes(link):
+        return min(hop_ns, durations.kept_ns(link, moved_bytes))
+    return hop_ns
 
 
 class FixedDurations:
@@ -207,6 +226,15 @@ class Roofline:
     def latency_ns(self, link: int) -> int:
         return 0 if self._free_copies else self.hardware.links[link].latency_ns
 
+    def page_cache_bytes(self, link: int) -> int:
+        pages = self.hardware.links[link].page_cache
+        return gib(pages.capacity_gib) if pages is not None and not self._free_copies else 0
+
+    def kept_ns(self, link: int, moved_bytes: int) -> int:
+        pages = self.hardware.links[link].page_cache
+        assert pages is not None
+        return pages.kept_ns(moved_bytes)
+
 
 class StepLimits(Protocol):
     """What the steps of a run never exceed: tokens of all sequences that run at once, rows of a step."""
@@ -262,9 +290,11 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
         parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items()
                           if size)  # fmt: skip
         room = max(0.0, (slot_bytes - over) / GIB)
+        other = "" if room else " and run fewer or shorter requests at once (workload.together, workload.decode_tokens)"
         raise ValueError(
             f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "
-            f"({parts} GiB); lower budget.resident_share ({room:.2f} GiB of slots fit), or set hardware.memory_gib"
+            f"({parts} GiB); lower budget.resident_share ({room:.2f} GiB of slots fit){other}, or set "
+            f"hardware.memory_gib"
         )
     return ledger
 

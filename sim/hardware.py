@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from sim.link_parts import RATES, Gather, Reads
+from sim.link_parts import RATES, Gather, Pages, Reads
 from sim.measured import Measured, time_ns
 from sim.types import HostCosts, Route
 from sim.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
@@ -20,7 +21,8 @@ class Link:
     the bandwidth that copies from pageable memory reach.
 
     A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes`` each. ``reads``: the
-    link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied.
+    link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied;
+    ``page_cache``: the operating system keeps what it read.
     """
 
     peak_gb_per_s: float
@@ -35,6 +37,7 @@ class Link:
     call_bytes: int = 0
     reads: Reads | None = None
     gather: Gather | None = None
+    page_cache: Pages | None = None
 
     def __post_init__(self) -> None:
         if self.name:
@@ -51,12 +54,17 @@ class Link:
             require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
         require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
         require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
-        for name, kind in (("reads", Reads), ("gather", Gather)):
+        for name, kind in (("reads", Reads), ("gather", Gather), ("page_cache", Pages)):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
                 raise ValueError(f"{place}.{name}={part!r} must be null or a section with its _target_")
         if self.reads is not None and self.gather is not None:
             raise ValueError(f"{place} has reads and gather: a link begins at a drive or in memory; give two links")
+        if self.page_cache is not None and (self.engines > 1 or self.head_bytes):
+            raise ValueError(
+                f"{place}.page_cache does not go with engines={self.engines}, head_bytes={self.head_bytes}; set "
+                f"engines=1 and head_bytes=0, or page_cache=null"
+            )
         if self.engines > 1 and (self.reads is not None or self.gather is not None or self.call_bytes):
             raise ValueError(
                 f"{place}.engines={self.engines} does not go with reads, gather or call_bytes: what several engines "
@@ -182,6 +190,9 @@ class Ram:
         require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
 
 
+Slowed = TypeVar("Slowed", Link, Compute, Cpu)
+
+
 @dataclass(frozen=True)
 class Forecasting:
     """What it costs to run the gates of later sites ahead: their matrices are read and multiplied ``on`` the device's
@@ -198,6 +209,24 @@ class Forecasting:
 
 
 @dataclass(frozen=True)
+class SharedMemory:
+    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name), ``gb_per_s`` in all.
+
+    Where those of them that a system uses would together draw more, each is slowed by the same factor, all the time:
+    as though all drew at once. A run with ``shared_memory: null`` is the other extreme; the truth lies between.
+    """
+
+    gb_per_s: float
+    parties: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_range("hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
+        if not isinstance(self.parties, tuple | list) or len(set(self.parties)) < 2:
+            raise ValueError(f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute, cpu, "
+                             f"links")  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One device and the way to it.
 
@@ -205,7 +234,8 @@ class Hardware:
     before it begins. Where the experts rest is the far end of the last. ``ram``: None, or a managed tier on the way.
     ``cpu``: None where experts are not computed on the host. ``prediction_us``: from a gate to its forecasts (0: at
     once); ``forecasting``: None where running gates ahead costs nothing more. ``measured``: tables that take the place
-    of formulas. ``preset``: where the figures come from; ``validated``: what was measured here.
+    of formulas. ``shared_memory``: None where nobody stands in another's way. ``preset``: where the figures come from;
+    ``validated``: what was measured here.
     """
 
     name: str
@@ -222,21 +252,23 @@ class Hardware:
     prediction_us: float = 0.0
     forecasting: Forecasting | None = None
     measured: Measured | None = None
+    shared_memory: SharedMemory | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
         parts = (("compute", self.compute, Compute), ("host", self.host, Host), ("ram", self.ram, Ram | None),
                  ("cpu", self.cpu, Cpu | None), ("forecasting", self.forecasting, Forecasting | None),
-                 ("measured", self.measured, Measured | None))  # fmt: skip
+                 ("measured", self.measured, Measured | None),
+                 ("shared_memory", self.shared_memory, SharedMemory | None))  # fmt: skip
         for name, part, kind in parts:
             if not isinstance(part, kind):
                 raise ValueError(f"hardware.{name} of {self.name} must be a section with its _target_, got {part!r}")
         require_range("hardware.memory_gib", self.memory_gib, 1e-6, 1e6, "GiB")
         require_range("hardware.reserved_gib", self.reserved_gib, 0, 1e6, "GiB")
         require_range("hardware.prediction_us", self.prediction_us, 0, 1e7, "microseconds")
-        if self.reserved_gib >= self.memory_gib:
+        if self.reserved_gib > self.memory_gib:
             raise ValueError(
-                f"hardware.reserved_gib={self.reserved_gib:g} leaves nothing of hardware.memory_gib={self.memory_gib:g}"
+                f"hardware.reserved_gib={self.reserved_gib:g} exceeds hardware.memory_gib={self.memory_gib:g}"
             )
         if self.forecasting is not None and self.forecasting.on == "cpu" and self.cpu is None:
             raise ValueError(f"hardware.forecasting.on=cpu, but hardware {self.name} has no cpu section")
@@ -245,6 +277,13 @@ class Hardware:
                 f"hardware.measured.copy_us has {', '.join(sorted(unknown))}; the links of {self.name} are "
                 f"{', '.join(self.link_names)}"
             )
+        if self.shared_memory is not None:
+            known = {"compute", *(["cpu"] if self.cpu is not None else []), *self.link_names}
+            if unknown := set(self.shared_memory.parties) - known:
+                raise ValueError(
+                    f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of {self.name} are "
+                    f"{', '.join(sorted(known))}"
+                )
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
         # A route that cannot be is refused here, with the machine.
@@ -271,6 +310,24 @@ class Hardware:
         first, *outer = self.links
         return replace(self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer))
 
+    def together(self, uses_cpu: bool) -> Hardware:
+        """The same machine with everybody slowed by sharing one memory, as far as they do; see `SharedMemory`."""
+        if self.shared_memory is None:
+            return self
+        parties = set(self.shared_memory.parties) - (set() if uses_cpu else {"cpu"})
+        rates = {link.name: link.bytes_per_s for link in self.links} | {"compute": _memory_rate(self.compute)}
+        rates |= {"cpu": _memory_rate(self.cpu)} if self.cpu is not None else {}
+        slowed = min(1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties))
+
+        def less(part: Slowed, name: str, what: str) -> Slowed:
+            return replace(part, **{what: getattr(part, what) * slowed}) if name in parties else part
+
+        return replace(
+            self, links=tuple(less(link, link.name, "efficiency") for link in self.links),
+            compute=less(self.compute, "compute", "memory_efficiency"),
+            cpu=less(self.cpu, "cpu", "memory_efficiency") if self.cpu is not None else None,
+        )  # fmt: skip
+
     @property
     def link_names(self) -> tuple[str, ...]:
         """By number of the link."""
@@ -294,6 +351,10 @@ class Hardware:
             ram_link=ram_link,
             ram_bytes=gib(self.ram.capacity_gib) if self.ram is not None else 0,
         )
+
+
+def _memory_rate(part: Compute | Cpu) -> float:
+    return gb_per_s(part.memory_gb_per_s) * part.memory_efficiency
 
 
 def _named(given: object) -> tuple[Link, ...]:

@@ -1,10 +1,10 @@
-"""What stands behind a link's bandwidth: reads of a drive, a host that gathers. Closed forms, in seconds."""
+"""What stands behind a link's bandwidth: reads of a drive, kept pages, a host that gathers. Closed forms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.units import gb_per_s, require_flag, require_number, require_range
+from sim.units import NS_PER_S, gb_per_s, require_flag, require_number, require_range, us
 
 RATES = (1e-3, 1e5)
 """GB/s: below any card reader, above ten times the memory of a large GPU. What lies outside is a slip of units."""
@@ -56,6 +56,27 @@ class Reads:
         busy = latency + (count - 1) * each + last
         waiting = rounds * (latency + each) + latency + place * each + last
         return max(busy, waiting)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Main memory in which the operating system keeps what was read, and how fast that is read again.
+
+    ``overhead_us``: of each service. Contents: `sim.page_cache`.
+    """
+
+    capacity_gib: float
+    gb_per_s: float
+    overhead_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_range("page_cache.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
+        require_range("page_cache.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
+        require_range("page_cache.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
+
+    def kept_ns(self, moved_bytes: int) -> int:
+        """Never 0: of services that take no time several end at one instant, and which a need waited for is open."""
+        return max(1, us(self.overhead_us) + round(moved_bytes * NS_PER_S / gb_per_s(self.gb_per_s)))
 
 
 @dataclass(frozen=True)

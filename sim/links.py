@@ -16,8 +16,9 @@ from typing import Protocol
 import simpy
 
 from sim.controller import Controller
-from sim.costs import Durations
+from sim.costs import Durations, PagedDurations
 from sim.loader import Transfer
+from sim.page_cache import PageCache
 from sim.record import Record
 
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
@@ -167,6 +168,22 @@ class Link:
             return
         self.machine.settle(self.index, now, following is not None)
         self.machine.arrive(key, transfer.number, now)
+
+
+class PagedLink(Link):
+    """A link from a drive whose reads the operating system keeps: what is kept is read again at another rate."""
+
+    def __init__(self, machine: Machine, index: int, durations: PagedDurations) -> None:
+        super().__init__(machine, index)
+        self._paged = durations
+        self._pages = PageCache(durations.page_cache_bytes(index))
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        size = transfer.left_bytes
+        duration = self.service_ns(transfer)
+        if self._pages.read(transfer.key, size):
+            duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(self.index, size)
+        self._alarm.set(now, now + duration, self._order(transfer))
 
 
 class ChunkedLink(Link):
@@ -334,7 +351,9 @@ class SharedLink(Link):
 
 
 def make_link(machine: Machine, index: int) -> Link:
-    controller = machine.controller
+    controller, durations = machine.controller, machine.durations
+    if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
+        return PagedLink(machine, index, durations)
     if controller.route.engines[index] > 1:
         return SharedLink(machine, index)
     if controller.loader.chunk_bytes is not None and not controller.route.head_bytes[index]:

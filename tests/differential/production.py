@@ -220,6 +220,12 @@ class ScenarioDurations:
     def latency_ns(self, link: int) -> int:
         return self._scenario.latency_ns(link)
 
+    def page_cache_bytes(self, link: int) -> int:
+        return self._scenario.links[link].page_cache_bytes if self._scenario.links else 0
+
+    def kept_ns(self, link: int, moved_bytes: int) -> int:
+        return self._scenario.links[link].kept_ns * moved_bytes
+
 
 class FixedAt:
     """Every need at one precision of several in play: the project's own ``Fixed`` knows only one."""

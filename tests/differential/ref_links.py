@@ -46,6 +46,7 @@ class Wire:
         self.engines: list[Service | None] = [None] * scenario.engines(link)
         self.sharing: list[Service] = []
         self.settled_ns = 0
+        self.pages: list[tuple[object, int]] = []
 
     # ---- asked by the controller ---------------------------------------------------------------------------------
 
@@ -104,9 +105,21 @@ class Wire:
 
     def duration(self, transfer: Transfer, moved: int) -> int:
         time = self.scenario.hop_ns(self.link, moved)
+        if self.scenario.links and (room := self.scenario.links[self.link].page_cache_bytes):
+            time = self.read(transfer, moved, time, room)
         if self.link == 0 and self.scenario.loader.write_back:
             time += sum(self.scenario.hop_ns(0, self.scenario.size(victim)) for victim in transfer.victims)
         return time
+
+    def read(self, transfer: Transfer, moved: int, time: int, room: int) -> int:
+        """The time of a read. Of all reads the last ones are kept that fit, and nothing of one that never can."""
+        kept = max((size for key, size in self.pages if key == transfer.key), default=0)
+        self.pages = [page for page in self.pages if page[0] != transfer.key]
+        if moved <= room:
+            self.pages.append((transfer.key, max(kept, moved)))
+        while sum(size for _, size in self.pages) > room:
+            self.pages.pop(0)
+        return moved * self.scenario.links[self.link].kept_ns if kept >= moved else time
 
     # ---- a link that is shared -----------------------------------------------------------------------------------
 

@@ -52,12 +52,17 @@ class Cache:
 
 @dataclass(frozen=True)
 class Link:
-    """`hop(l, bytes)` is linear; `head_bytes` > 0 is cut-through (never on link 0) with a head of so many bytes."""
+    """`hop(l, bytes)` is linear; `head_bytes` > 0 is cut-through (never on link 0) with a head of so many bytes.
+
+    `page_cache_bytes` > 0: so many bytes of what was read last are kept, and read again in `kept_ns` a byte.
+    """
 
     overhead_ns: int
     ns_per_byte: int
     engines: int = 1
     head_bytes: int = 0
+    page_cache_bytes: int = 0
+    kept_ns: int = 0
 
     def hop(self, moved: int) -> int:
         return self.overhead_ns + moved * self.ns_per_byte

@@ -99,8 +99,10 @@ def _check_durations(scenario: Scenario, timeline: Timeline, rows: list[ServiceR
     spans = [(row.start_ns + latency, timeline.makespan_ns if row.end_ns < 0 else row.end_ns) for row in rows]
     if scenario.engines(link) == 1:
         for row, (begins, ends) in zip(rows, spans, strict=True):
-            work = _duration(scenario, timeline, row) - latency
-            assert ends - begins == work if row.end_ns >= 0 else ends - begins <= work
+            works = [_duration(scenario, timeline, row) - latency]
+            if scenario.links and scenario.links[link].page_cache_bytes:
+                works.append(works[0] - scenario.hop_ns(link, row.bytes) + row.bytes * scenario.links[link].kept_ns)
+            assert ends - begins in works if row.end_ns >= 0 else ends - begins <= max(works)
         return
     changes = sorted({ns for span in spans for ns in span})
     for row, (begins, ends) in zip(rows, spans, strict=True):

@@ -88,6 +88,26 @@ CASES = {
         "hardware.memory_gib=0.5 budget.resident_share=1",
         r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\); lower budget\.resident_share",
     ),
+    "keys and values that do not fit": (
+        "+model.kv_bits=100000000",
+        r"the device holds 24 GiB, but the run needs [\d.]+ GiB \(dense [\d.]+, kv [\d.]+, .*and run fewer or shorter",
+    ),
+    "a negative bandwidth": (
+        "hardware.links.pcie.peak_gb_per_s=-31.5",
+        r"hardware\.links\.pcie\.peak_gb_per_s=-31\.5 must be a number >= 0",
+    ),
+    "figures that are missing": (
+        "hardware=generic",
+        r"not set: hardware\.compute\.memory_gb_per_s, hardware\.links\.link\.peak_gb_per_s, hardware\.memory_gib; g",
+    ),
+    "more reserved than there is": (
+        "hardware.reserved_gib=30",
+        r"hardware\.reserved_gib=30 exceeds hardware\.memory_gib=24",
+    ),
+    "requests longer than the trace": (
+        "workload=hobbit_128_128",
+        r"trace .* is too short for workload\.prompt_tokens=128 and decode_tokens=128: sequence \d+ has 3 prompt and 6",
+    ),
     "another shape": (
         "model.sites=16",
         r"trace .*4 x 8 top-2.*16 x 8 top-2; choose a model of that shape",

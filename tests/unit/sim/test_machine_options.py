@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sim.costs import Roofline
-from sim.hardware import Compute, Cpu, Forecasting, Hardware, Link
+from sim.hardware import Compute, Cpu, Forecasting, Hardware, Link, SharedMemory
 from sim.measured import Measured, time_ns
 from sim.model import Model
 from sim.types import Step
@@ -135,14 +135,49 @@ def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once
     assert written.expert_ns(0, 0, 1) == fused.expert_ns(0, 0, 1) == 7_680 + 3_000
 
 
+# ---- one memory ------------------------------------------------------------------------------------------------------
+
+CPU = Cpu(peak_tflops=1.0, flops_efficiency=0.5, memory_gb_per_s=60.0, memory_efficiency=0.5, round_trip_us=0.0)
+
+
+def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> None:
+    """The CPU's 30 GB/s and the link's 5 from a memory of 28: each at four fifths. Without the CPU the link has all."""
+    hardware = machine(cpu=CPU, shared_memory=SharedMemory(28.0, ("cpu", "pcie")))
+    both, alone = hardware.together(True), hardware.together(False)
+    assert both.cpu is not None
+    assert both.cpu.operation_ns(0, 24_000) == 1_000
+    assert both.links[0].bytes_per_s == pytest.approx(4e9)
+    assert (alone.links, alone.cpu) == (hardware.links, hardware.cpu)
+    assert both.compute == hardware.compute, "the device has a memory of its own"
+
+
+def test_on_unified_memory_the_drive_takes_its_part_from_the_device() -> None:
+    """100 GB/s of the device and 5 of the drive from 84: both at 0.8."""
+    hardware = machine(shared_memory=SharedMemory(84.0, ("compute", "pcie"))).together(False)
+    assert hardware.compute.operation_ns(0, 80_000, 0) == 1_000
+    assert hardware.links[0].bytes_per_s == pytest.approx(4e9)
+
+
+def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
+    hardware = machine(cpu=CPU, shared_memory=SharedMemory(200.0, ("compute", "cpu", "pcie")))
+    assert hardware.together(True) == hardware
+    assert machine().together(True) == machine()
+
+
 # ---- what no machine can be ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: machine(reserved_gib=1.0), r"reserved_gib=1 leaves nothing of hardware\.memory_gib=1"),
+        (lambda: machine(reserved_gib=1.5), r"hardware\.reserved_gib=1\.5 exceeds hardware\.memory_gib=1"),
         (lambda: machine(forecasting=Forecasting("cpu")), r"forecasting\.on=cpu, but hardware m has no cpu section"),
+        (
+            lambda: machine(shared_memory=SharedMemory(9.0, ("cpu", "pcie"))),
+            r"parties has cpu; those of m are compute, p",
+        ),
+        (lambda: SharedMemory(9.0, ("cpu",)), r"shared_memory\.parties=\('cpu',\) must name two or more"),
+        (lambda: SharedMemory(-9.0, ("cpu", "pcie")), r"shared_memory\.gb_per_s=-9\.0 must be"),
         (lambda: Forecasting("npu"), r"hardware\.forecasting\.on='npu'; allowed: compute, cpu"),
         (lambda: machine(forecasting="cpu"), r"hardware\.forecasting of m must be a section"),
         (lambda: compute(dequantise_launches=-1), r"hardware\.compute\.dequantise_launches=-1 must be"),
