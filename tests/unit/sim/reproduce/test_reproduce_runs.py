@@ -14,7 +14,7 @@ from sim.reproduce.arms import ArmError, Measured, expand
 from sim.reproduce.checks import worked
 from sim.reproduce.experiments import Outcome, Runner, points_of
 from sim.reproduce.measures import MEASURES, Given
-from sim.reproduce.roles import PAPERS, Claim, Paper, load_paper
+from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import counts, verdict_of
 
@@ -180,3 +180,12 @@ def test_what_is_asked_wrongly_is_refused_in_one_line(
 
 def test_all_papers_are_asked_for_by_default() -> None:
     assert asked([]).papers == PAPERS
+
+
+def test_on_demand_a_token_takes_the_time_that_the_machine_was_drawn_from(tmp_path: Path) -> None:
+    """EdgeMoE's 0.789 s: six FP32 experts are read for a token, and computed."""
+    on_demand = Experiment("on_demand", ("s_per_token", ("run",)), {"run": ["io_exp"]}, ["timing=tx2", "switch_8"])
+    paper = replace(small("edgemoe"), experiments={"on_demand": on_demand})
+    found = outcomes_of(paper, Runner(tmp_path, processes=1))["on_demand"]
+    assert found.default is not None
+    assert found.default.point == pytest.approx(0.789, rel=1e-6)
