@@ -131,6 +131,9 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
             axes.plot([end / middle for end in v.ends], [place, place], color=colour, alpha=0.4, linewidth=4)
         if v.value is not None and v.value.point > 0:
             axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
+        elif v.value is not None:
+            axes.text(0.01, place, "the other sign", color=colour, fontsize=6, va="center",
+                      transform=axes.get_yaxis_transform())  # fmt: skip
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
     axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
@@ -140,7 +143,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
     axes.set_title(
         f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters", fontsize=8
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
