@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from real.driver import Driver
 from real.execute import Result, lateness, measure, replay_driver
 from real.prepare import Prepared, Request, prepare_replay, read_request
+from sim.bounds import MAX, RELAXATION
 from sim.command import CONF, changed, forget, system_name
 from sim.outputs import check_writable, print_summary, write_outputs
 
@@ -76,7 +77,7 @@ def _run(prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float,
             total = prepared.num_steps
             driver = _driver(prepared, output_dir, lambda done: count(done, total))
             record = driver.drive()
-        result = _measured(prepared, driver, record)
+        result = _measured(prepared, driver, record, RELAXATION if cfg.outputs == "all" else MAX)
         _write(prepared, result, cfg, output_dir, started)
     except (KeyboardInterrupt, Terminated) as stop:
         return _code(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
@@ -94,12 +95,12 @@ def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
     return live_driver(prepared, output_dir, advance)
 
 
-def _measured(prepared: Prepared, driver: Driver, record: Any) -> Result:
+def _measured(prepared: Prepared, driver: Driver, record: Any, bounds: str) -> Result:
     if prepared.request.input == "replay":
-        return measure(prepared, prepared.run, driver, record)
+        return measure(prepared, prepared.run, driver, record, bounds)
     from real.live_run import run_as_it_was
 
-    return measure(prepared, run_as_it_was(prepared, driver), driver, record)
+    return measure(prepared, run_as_it_was(prepared, driver), driver, record, bounds)
 
 
 def _write(prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float) -> None:

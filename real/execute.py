@@ -17,7 +17,7 @@ from real.device import Device, NullDevice
 from real.driver import Driver
 from real.prepare import Prepared
 from real.recording import WatchedDevice
-from sim.bounds import lower_bounds
+from sim.bounds import MAX, lower_bounds
 from sim.frames import Frames
 from sim.metrics import summarise
 from sim.record import Record
@@ -73,14 +73,19 @@ def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> D
     return Driver(run.controller, workload, run.durations, watched(prepared.device))
 
 
-def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Result:
-    """The tables and the summary of a run that has ended; ``run`` has the workload that was run."""
+def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds: str = MAX) -> Result:
+    """The tables and the summary of a run that has ended; ``run`` has the workload that was run.
+
+    ``bounds``: how the lower bound is found (``sim.bounds.lower_bounds``), where nominal times have one to give.
+    """
     computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
-    summary = summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller))
     engine = prepared.request.engine
-    if prepared.request.device != "null" and "free" in (engine.links, engine.compute):
-        # They bound a run that takes nominal times.
+    is_free = prepared.request.device != "null" and "free" in (engine.links, engine.compute)
+    found = lower_bounds(run.workload, run.durations, run.controller, MAX if is_free else bounds)
+    summary = summarise(run, frames, found)
+    if is_free:
+        # What bounds nominal times bounds nothing here.
         summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None}
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
 

@@ -33,7 +33,9 @@ def settings(folder: Path) -> Settings:
     return Settings(str(folder), Path("prompts"), Path("out"))
 
 
-@pytest.mark.parametrize("name", ["tiny_mixtral", "tiny_qwen2moe", "tiny_switch"])
+@pytest.mark.parametrize(
+    "name", ["tiny_mixtral", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("tiny_qwen2moe", "tiny_switch"))]
+)
 def test_a_bundled_checkpoint_gives_the_experts_of_the_loaded_model(name: str) -> None:
     weightless = load_weightless(settings(ASSETS / name))
     assert not [p for layer in weightless.layers for p in layer.experts.parameters() if p.dim() > 1]
@@ -48,7 +50,7 @@ def test_a_bundled_checkpoint_gives_the_experts_of_the_loaded_model(name: str) -
             assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "gpt_oss" else pytest.mark.thorough) for n in SAVED])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) for n in SAVED])
 def test_a_model_saved_by_transformers_runs_the_same_without_its_experts_weights(name: str, tmp_path: Path) -> None:
     """Fused and single tensors, biases, transposed and gateless layouts, lists of modules."""
     transformers.logging.set_verbosity_error()

@@ -102,9 +102,9 @@ def check_contents(prepared: Prepared) -> int:
         ("system=moe_infinity", *NVME),
         ("system=promoe", "loader.chunk_bytes=20000", "engine.source=buffered", "engine.cold=true"),
         pytest.param(("system=fiddler",), marks=THOROUGH),
-        ("system=llama_cpp", "engine.source=mmap", "engine.cold=true"),
+        pytest.param(("system=llama_cpp", "engine.source=mmap", "engine.cold=true"), marks=THOROUGH),
         pytest.param(("system=adapmoe", "budget.resident_share=0.6"), marks=THOROUGH),
-        ("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"),
+        pytest.param(("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"), marks=THOROUGH),
     ],
     ids=lambda overrides: overrides[0] + overrides[1][:12] if len(overrides) > 1 else overrides[0],
 )
@@ -124,6 +124,7 @@ def test_the_slots_are_exactly_the_budgets_bytes(prepare: Prepare) -> None:
     assert sum(controller.slots.capacity_bytes) == budget
 
 
+@THOROUGH
 def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(prepare: Prepare) -> None:
     prepared = prepare("system=fate", *FREE)
     run(prepared)
@@ -131,18 +132,22 @@ def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(pr
     assert check_contents(prepared) > 20
 
 
+LOADER_KINDS = (
+    ("system=load_on_demand",), ("system=mixtral_offloading",), ("system=hobbit",), ("system=moe_infinity", *NVME),
+    ("system=promoe", "loader.chunk_bytes=20000"), ("system=fiddler",), ("system=edgemoe",), ("system=sida",),
+)  # fmt: skip
+"""One system for each kind of loader."""
+USUAL = ("system=mixtral_offloading", "system=moe_infinity", "system=promoe")
+
+
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ("system=load_on_demand",), ("system=mixtral_offloading",), ("system=hobbit",), ("system=moe_infinity", *NVME),
-        ("system=promoe", "loader.chunk_bytes=20000"), ("system=fiddler",), ("system=edgemoe",), ("system=sida",),
-    ],
-    ids=lambda overrides: overrides[0],
-)  # fmt: skip
+    [pytest.param(words, id=words[0], marks=() if words[0] in USUAL else THOROUGH) for words in LOADER_KINDS],
+)
 def test_the_calls_of_a_paced_run_get_the_same_answers_from_a_fresh_controller(
     prepare: Prepare, bundled_trace: Trace, overrides: tuple[str, ...]
 ) -> None:
-    """One system for each kind of loader; links paced, computations free, so that a busy machine does not matter."""
+    """Links paced, computations free, so that a busy machine does not matter."""
     prepared = prepare("engine.compute=free", *overrides)
     made = prepared.run
     recording = record_run(made.controller, made.workload, made.durations, prepared.device)
@@ -236,7 +241,9 @@ def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
 # ---- faults while it runs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["buffered", "direct", "mmap"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("buffered", marks=THOROUGH), "direct", pytest.param("mmap", marks=THOROUGH)]
+)
 def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
     prepare: Prepare, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +284,7 @@ def test_a_read_error_ends_the_run_with_the_systems_own_words(
     assert "Input/output error" in str(failed.value.__cause__)
 
 
+@THOROUGH
 def test_short_reads_are_read_on_and_change_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare("system=lru", "engine.source=buffered", *FREE)
     preadv = os.preadv
@@ -301,14 +309,18 @@ def test_a_loader_that_hangs_is_noticed_and_the_run_ends(prepare: Prepare, monke
     ("overrides", "why"),
     [
         (("system=deepspeed_mii",), "dense_slots=2"),
-        (("system=infinite_link",), "copies=free"),
+        pytest.param(("system=infinite_link",), "copies=free", marks=THOROUGH),
         (("system=sida", *FREE), "write_back with engine.links=free"),
         (("system=lru", "precision=mxfp4"), "precision mxfp4 cannot be stored"),
-        (("system=lru", "model=mixtral_8x7b", "engine.weights=capture/assets/tiny_mixtral"), "the weights have"),
-        (("system=lru", "engine.source=tape"), "unknown engine.source=tape"),
+        pytest.param(
+            ("system=lru", "model=mixtral_8x7b", "engine.weights=capture/assets/tiny_mixtral"),
+            "the weights have",
+            marks=THOROUGH,
+        ),
+        pytest.param(("system=lru", "engine.source=tape"), "unknown engine.source=tape", marks=THOROUGH),
         (("system=lru", "+engine.colour=red"), "not of .'colour'"),
-        (("system=lru", "device=tpu"), "unknown device=tpu"),
-        (("system=lru", "input=dream"), "unknown input=dream"),
+        pytest.param(("system=lru", "device=tpu"), "unknown device=tpu", marks=THOROUGH),
+        pytest.param(("system=lru", "input=dream"), "unknown input=dream", marks=THOROUGH),
     ],
 )
 def test_what_the_device_does_not_do_is_refused_before_any_work(

@@ -98,7 +98,7 @@ def driven(prepared: Prepared) -> tuple[LiveDriver, Any]:
     [
         ("tiny_mixtral", ("system=lru", "loader=as_ready", "engine.compute=free")),
         ("tiny_qwen2moe", ("system=lru", "loader=as_ready", "engine.compute=free", "model.top_k=4")),
-        ("tiny_switch", ("system=lru", *FREE)),
+        pytest.param("tiny_switch", ("system=lru", *FREE), marks=pytest.mark.thorough),
         pytest.param("tiny_qwen2moe", ("system=mixtral_offloading", "device=null"), marks=pytest.mark.thorough),
         pytest.param(
             "tiny_mixtral", ("system=load_on_demand", "engine.source=direct", *FREE), marks=pytest.mark.thorough
@@ -121,6 +121,7 @@ def test_at_full_precision_a_live_run_has_the_bits_of_the_eager_model(
     assert prepared.run.controller.lookup_outcomes.count(5) > 20, "something was moved"
 
 
+@pytest.mark.thorough
 def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Prepare) -> None:
     """Else the bitwise test above would prove nothing of the order."""
     prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
@@ -135,6 +136,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
     assert descents > 50
 
 
+@pytest.mark.thorough
 def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     live: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,10 +163,10 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     ("device", "overrides"),
     [
         pytest.param("cpu", ("system=hobbit", *FREE), marks=pytest.mark.thorough),
-        ("cpu", ("system=fate", "budget.resident_share=0.5", *FREE)),
+        pytest.param("cpu", ("system=fate", "budget.resident_share=0.5", *FREE), marks=pytest.mark.thorough),
         pytest.param("cpu", ("system=fiddler", *FREE), marks=pytest.mark.thorough),
         ("null", ("system=hobbit_cpu",)),
-        ("null", ("system=promoe",)),
+        pytest.param("null", ("system=promoe",), marks=pytest.mark.thorough),
         pytest.param("null", ("system=eap", "budget.resident_share=0.5"), marks=pytest.mark.thorough),
         pytest.param("null", ("system=swapmoe",), marks=pytest.mark.thorough),
     ],
@@ -191,6 +193,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
     assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
 
 
+@pytest.mark.thorough
 def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_does_not(live: Prepare) -> None:
     """The quantised bytes are what is computed: a lossy system's logits are near the model's, not equal."""
     driver, _ = driven(live("system=lru", "precision=int4", "device=null"))
@@ -200,6 +203,7 @@ def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_do
     assert torch.cosine_similarity(driver.logits[0], expected[0], dim=0) > 0.97
 
 
+@pytest.mark.thorough
 def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) -> None:
     one, other = (driven(live("system=hobbit", "device=null"))[1] for _ in range(2))
     assert one == other
@@ -209,11 +213,13 @@ def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) ->
     ("overrides", "why"),
     [
         (("system=oracle",), "knows the future"),
-        (("system=pregated_moe",), "told the run's needs"),
-        (("system=lru", "workload=static_4"), "one sequence runs at a time"),
+        pytest.param(("system=pregated_moe",), "told the run's needs", marks=pytest.mark.thorough),
+        pytest.param(("system=lru", "workload=static_4"), "one sequence runs at a time", marks=pytest.mark.thorough),
         (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
-        (("system=lru", "live.sequences=5000"), "prompts with split=eval"),
-        (("system=lru", "live.prompt_tokens=100000"), "has [0-9]+ tokens, needs 100000"),
+        pytest.param(("system=lru", "live.sequences=5000"), "prompts with split=eval", marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=lru", "live.prompt_tokens=100000"), "has [0-9]+ tokens, needs 100000", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_a_live_run_cannot_have_is_refused_by_name(live: Prepare, overrides: tuple[str, ...], why: str) -> None:
@@ -221,6 +227,7 @@ def test_what_a_live_run_cannot_have_is_refused_by_name(live: Prepare, overrides
         live_driver(live(*overrides))
 
 
+@pytest.mark.thorough
 def test_a_device_is_given_back_when_the_model_fails(live: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = live("system=lru", *FREE)
     driver = live_driver(prepared)

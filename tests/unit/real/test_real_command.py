@@ -58,6 +58,7 @@ def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(stores: Pat
     assert len(slices) >= 4 * 16 * 2
 
 
+@pytest.mark.thorough
 def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path: Path) -> None:
     """Tables byte for byte; the summary but for the sentence about the device."""
     words = ("system=hobbit", "hardware=rtx4090_pcie4", "model=tiny_mixtral")
@@ -77,12 +78,12 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
         assert (tmp_path / "real" / name).read_bytes() == (tmp_path / "sim" / name).read_bytes(), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("system=deepspeed_mii",), "error: device=cpu does not run loader.dense_slots=2"),
-        (("system=oracle", "input=live"), "error: input=live does not go with a cache that knows the future"),
-        (("device=cuda", "system=lru", "engine.links=slow"), "error: "),
+        (("system=oracle", "input=live"), "error: input=live does not go with"),
     ],
 )
 def test_what_cannot_run_ends_with_one_line_and_nothing_written(
@@ -95,6 +96,7 @@ def test_what_cannot_run_ends_with_one_line_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_terminated_ends_at_once_and_keeps_how_far_it_came(stores: Path, tmp_path: Path) -> None:
     slow = (
         "system=lru",
@@ -120,6 +122,7 @@ def test_a_run_that_is_terminated_ends_at_once_and_keeps_how_far_it_came(stores:
     assert json.loads(generated.read_text().splitlines()[0])["sequence"] == 0
 
 
+@pytest.mark.thorough
 def test_outputs_that_do_not_fit_the_disk_leave_a_message_and_no_half_written_files(
     stores: Path, tmp_path: Path
 ) -> None:
