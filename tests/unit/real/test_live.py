@@ -48,7 +48,7 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
-                 "budget.resident_share=0.25", "live.prompt_tokens=9", "live.new_tokens=5")  # fmt: skip
+                 "budget.resident_share=0.25", "live.sequences=1", "live.prompt_tokens=9", "live.new_tokens=5")  # fmt: skip
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
         trace = bundled_trace if model == "tiny_mixtral" else _trace(TRACES[model])
@@ -115,10 +115,10 @@ def test_at_full_precision_a_live_run_has_the_bits_of_the_eager_model(
     driver, record = driven(prepared)
     expected = by_transformers(model, driver._model.passages, 5)
     assert driver.logits is not None
-    assert len(driver.logits) == len(expected) == 10 + 2 * (model != "tiny_switch")
+    assert len(driver.logits) == len(expected) == 5 + (model != "tiny_switch")
     assert all(torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True))
-    assert len(record.step_end_ns) == 12
-    assert prepared.run.controller.lookup_outcomes.count(5) > 20, "something was moved"
+    assert len(record.step_end_ns) == 6
+    assert prepared.run.controller.lookup_outcomes.count(5) > 10, "something was moved"
 
 
 @pytest.mark.thorough
@@ -133,7 +133,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
     descents = sum(
         a > b and s == t for a, b, s, t in zip(experts, experts[1:], sites, sites[1:], strict=False)
     )  # fmt: skip
-    assert descents > 50
+    assert descents > 20
 
 
 @pytest.mark.thorough
@@ -189,7 +189,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
     sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
     trace = load_trace(TRACES["tiny_mixtral"], plain.predictor.lookahead_sites)
     fresh = build(prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
-    assert len(recorded.log) > 200
+    assert len(recorded.log) > 100
     assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
 
 
