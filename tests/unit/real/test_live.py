@@ -48,7 +48,8 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
-                 "budget.resident_share=0.25", "live.sequences=1", "live.prompt_tokens=9", "live.new_tokens=5")  # fmt: skip
+                 "budget.resident_share=0.25", "live.sequences=1", "live.prompt_tokens=9",
+                 "live.new_tokens=5")  # fmt: skip
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
         trace = bundled_trace if model == "tiny_mixtral" else _trace(TRACES[model])
