@@ -17,6 +17,7 @@ from real.device import Device, NullDevice
 from real.driver import Driver
 from real.prepare import Prepared
 from real.recording import WatchedDevice
+from real.settings import Engine
 from sim.bounds import MAX, lower_bounds
 from sim.frames import Frames
 from sim.metrics import summarise
@@ -86,8 +87,15 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds
     summary = summarise(run, frames, found)
     if is_free:
         # What bounds nominal times bounds nothing here.
-        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None}
+        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": _ran_on(run, engine)}
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
+
+
+def _ran_on(run: Run, engine: Engine) -> str:
+    """What a run's times are of, where not all of them are a described machine's."""
+    own = f"{processor()}, {os.cpu_count()} cores"
+    nominal = [name for name, choice in (("links", engine.links), ("compute", engine.compute)) if choice != "free"]
+    return f"{own}, {nominal[0]} of {run.hardware.name}" if nominal else own
 
 
 def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:

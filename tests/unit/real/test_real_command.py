@@ -46,6 +46,7 @@ def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(stores: Pat
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["real"]["device"] == "cpu"
     assert summary["real"]["stands_for"] is None
+    assert summary["hardware"].endswith(f"{os.cpu_count()} cores"), "the machine itself, not the one described"
     assert summary["bounds"]["lower_s"] is None, "nominal times bound nothing that runs freely"
     assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(summary["makespan_s"])
     line = json.loads((tmp_path / "out" / "generated.jsonl").read_text())
