@@ -26,7 +26,7 @@ LAYERS = (
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
-     "paired", "bound_problem", "relaxation"},
+     "paired", "bound_problem", "relaxation", "breakeven"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.threads", "real.timers", "real.kernels", "real.cuda"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
@@ -34,7 +34,7 @@ LAYERS = (
      "real.live_workload"},
 )  # fmt: skip
 TOP = {
-    "sim.trials", "sim.comparison", "sim.compare",
+    "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure",
     "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",

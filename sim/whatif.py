@@ -1,0 +1,408 @@
+"""``python -m sim.whatif QUESTION``: how speed answers to memory, link, predictor, CPU or bits, and where it turns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from sim.breakeven import Crossing, crossing, knee
+from sim.latency import decode_time_and_tokens
+from sim.model import PRECISION_BITS
+from sim.outputs import check_writable
+from sim.paired import paired
+from sim.run import Run
+from sim.trials import Trial, prepared, trial
+from sim.units import gb_per_s
+from sim.whatif_figure import draw
+
+USAGE = """usage: python -m sim.whatif memory | link | predictor | cpu | bits [key=value ...]
+
+memory     decode tokens/s against the share of the expert bytes that is resident
+link       against the bandwidth of the link that ends at the device
+predictor  the precision at which a prefetch begins to pay (predictor=stated_accuracy), against loading on demand
+cpu        against the bandwidth of the host's memory, where the CPU computes what is absent, and where it is loaded
+bits       against the precision of the experts, in the same bytes
+
+The overrides are those of python -m sim (system=, model=, hardware=, trace=, budget., ...); values=A,B,... replaces the
+points, output_dir=DIR the folder of table.csv, answer.json, figure.png and figure.svg (outputs/whatif_QUESTION)."""
+WORKERS = 2
+RECALL = 0.9
+"""Of the predictor that is asked about, unless predictor.recall is given."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One simulated point. ``interval``: 95 % over sequences; ``waiting``: the share of the makespan."""
+
+    value: float
+    series: str
+    tokens_per_s: float
+    interval: tuple[float, float] | None
+    waiting: float
+    hit_ratio: float | None
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """A point where something turns. ``value`` None: nowhere between ``low`` and ``high``; ``closed_form`` where the
+    arithmetic says so, too.
+    """
+
+    what: str
+    value: float | None
+    low: float
+    high: float
+    closed_form: float | None
+    told: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that is printed, written and drawn."""
+
+    question: str
+    axis: str
+    rows: tuple[Row, ...]
+    break_even: BreakEven | None
+    knee: float | None
+    refused: tuple[str, ...]
+    label: str | None
+    is_log: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """``words`` gives, for a value, the overrides of each series; the first series is what the others are set against.
+
+    ``difference``, of a value's trials by series, changes its sign where it turns; ``told`` says what that means.
+    """
+
+    axis: str
+    values: tuple[float, ...]
+    words: Callable[[float, Run], Mapping[str, tuple[str, ...]]]
+    difference: Callable[[Mapping[str, Trial]], float] | None
+    what: str
+    told: tuple[str, str, str]
+    is_log: bool = False
+    span: tuple[float, float] | None = None
+    closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: None
+
+
+# ---- questions
+
+
+def _link_key(run: Run) -> str:
+    return f"hardware.links.{run.hardware.link_names[0]}.peak_gb_per_s"
+
+
+def _waits_more(at: Mapping[str, Trial]) -> float:
+    """Waiting less computing, in seconds."""
+    (one,) = at.values()
+    return float(sum(one.summary["stall_s"].values()) - one.summary["compute_busy_s"])
+
+
+def _first_is_slower(at: Mapping[str, Trial]) -> float:
+    """How much slower the first series decodes than the second: above 0, slower."""
+    first, second = (one.summary["decode_tokens_per_s"] for one in at.values())
+    return float(second - first)
+
+
+def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
+    """Where nothing overlaps, waiting is n overheads and bytes / bandwidth; None where anything does.
+
+    ``at`` are the trials at a peak of ``value`` GB/s.
+    """
+    (one,) = at.values()
+    name, summary = run.hardware.link_names[0], one.summary
+    waiting_s, busy_s = sum(summary["stall_s"].values()), summary["link_utilisation"][name] * summary["makespan_s"]
+    if len(run.hardware.link_names) > 1 or abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]:
+        return None
+    used = gb_per_s(1.0) * run.hardware.links[0].efficiency
+    moved = sum(summary["bytes"][name].values())
+    overheads_s = busy_s - moved / (value * used)
+    left_s = summary["compute_busy_s"] - overheads_s
+    return moved / (left_s * used) if left_s > 0 else None
+
+
+def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
+    """Where every need is absent: the CPU takes as long for one as copying and computing it on the device."""
+    load = at["loaded"].summary
+    cpu = run.hardware.cpu
+    if cpu is None or load["hit_ratio"] != 0 or len(run.hardware.link_names) > 1:
+        return None
+    size = run.controller.geometry.variant_bytes[0]
+    spent_s = (run.durations.hop_ns(0, size) + run.durations.expert_ns(0, 0, 1)) / 1e9 - cpu.round_trip_us / 1e6
+    return size / (spent_s * gb_per_s(1.0) * cpu.memory_efficiency)
+
+
+def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
+    name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
+    full = PRECISION_BITS[run.controller.geometry.precisions[0]]
+    share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
+    return {name: (f"precision={name}", f"budget.resident_share={share!r}")}
+
+
+PRECISIONS = ("fp16", "int8", "int4", "int2")
+QUESTIONS: dict[str, Question] = {
+    "memory": Question(
+        "share of the expert bytes resident", (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        lambda value, run: {"decode": (f"budget.resident_share={value!r}",)}, _waits_more,
+        "waiting equals computing", ("from {} of the expert bytes resident on it computes longer than it waits",
+                                     "it waits longer than it computes even at {}",
+                                     "it computes longer than it waits even at {}"),
+    ),
+    "link": Question(
+        "peak bandwidth of the link (GB/s)", (4, 8, 16, 31.5, 63, 126, 252, 504),
+        lambda value, run: {"decode": (f"{_link_key(run)}={value!r}",)}, _waits_more,
+        "waiting equals computing", ("from {} GB/s on it computes longer than it waits",
+                                     "it waits longer than it computes even at {} GB/s",
+                                     "it computes longer than it waits even at {} GB/s"),
+        is_log=True, span=(1.0, 20_000.0), closed_form=_link_closed_form,
+    ),
+    "predictor": Question(
+        "precision of the forecasts", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        lambda value, run: {
+            "prefetching": ("predictor=stated_accuracy", f"predictor.precision={value!r}"),
+            "on demand": ("predictor=none",),
+        },
+        _first_is_slower, "a prefetch begins to pay",
+        ("a prefetch pays from a precision of {} on", "no precision up to {} makes a prefetch pay",
+         "a prefetch pays even at a precision of {}"),
+    ),
+    "cpu": Question(
+        "bandwidth of the host's memory (GB/s)", (12.5, 25, 50, 100, 200, 400, 800),
+        lambda value, run: {
+            "computed by the CPU": ("placement=absent_on_cpu", f"hardware.cpu.memory_gb_per_s={value!r}"),
+            "loaded": ("placement=load", f"hardware.cpu.memory_gb_per_s={value!r}"),
+        },
+        _first_is_slower, "the CPU is as fast as loading",
+        ("the CPU is faster than loading from {} GB/s of host memory on", "loading is faster even at {} GB/s",
+         "the CPU is faster even at {} GB/s"),
+        is_log=True, span=(1.0, 2000.0), closed_form=_cpu_closed_form,
+    ),
+    "bits": Question(
+        "bits of a weight", tuple(PRECISION_BITS[p] for p in reversed(PRECISIONS)), _at_bits, None, "", ("", "", ""),
+    ),
+}  # fmt: skip
+
+
+# ---- answering
+
+
+class Bench:
+    """Trials in a pool of processes, each combination of overrides once, with progress.
+
+    ``own`` are overrides of the predictor that is asked about, which a series without it does not have.
+    """
+
+    def __init__(self, question: Question, words: Sequence[str], own: Sequence[str], run: Run, pool: Executor,
+                 tell: Callable[[], None]) -> None:  # fmt: skip
+        self._question, self._words, self._own, self._run = question, tuple(words), tuple(own), run
+        self._pool, self._tell = pool, tell
+        self._known: dict[tuple[str, ...], Trial] = {}
+
+    def at(self, values: Iterable[float]) -> tuple[dict[float, dict[str, Trial]], list[str]]:
+        """The trials of each value, by series; and what was refused, and why."""
+        wanted = {}
+        for value in values:
+            series = self._question.words(value, self._run)
+            wanted[value] = {
+                name: (*self._words, *words, *(() if "predictor=none" in words else self._own))
+                for name, words in series.items()
+            }
+        new = {words for series in wanted.values() for words in series.values()} - self._known.keys()
+        asked = {words: self._pool.submit(trial, words) for words in sorted(new)}
+        refused = {}
+        for words, future in asked.items():
+            try:
+                self._known[words] = future.result()
+            except ValueError as error:
+                refused[words] = str(error)
+            self._tell()
+        found, told = {}, []
+        for value, series in wanted.items():
+            if bad := [refused[words] for words in series.values() if words in refused]:
+                told.append(f"{value:g}: {bad[0]}")
+            else:
+                found[value] = {name: self._known[words] for name, words in series.items()}
+        return found, told
+
+
+def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Executor,
+           tell: Callable[[], None] = lambda: None) -> Answer:  # fmt: skip
+    """Simulate every value, and bisect for where it turns. Raise ValueError if no value can run."""
+    question, own = QUESTIONS[name], []
+    if name == "predictor":
+        own = [word for word in words if word.startswith("predictor.")]
+        words = [word for word in words if word not in own]
+        if not any(word.startswith("predictor.recall=") for word in own):
+            own.append(f"predictor.recall={RECALL}")
+    run = prepared(words)
+    bench = Bench(question, words, own, run, pool, tell)
+    found, refused = bench.at(values)
+    if not found:
+        raise ValueError(f"none of the values can run: {refused[0]}")
+    rows = [row for value, series in found.items() for row in _rows(value, series)]
+    ran = sorted(found)
+    even = _break_even(question, run, bench, ran, found) if question.difference else None
+    speeds = [next(iter(_rows(value, found[value]))).tokens_per_s for value in ran]
+    at = knee(ran, speeds) if name == "memory" else None
+    gates = str(found[ran[0]][next(iter(found[ran[0]]))].summary["trace"]["gates"])
+    label = gates if "TRANSPLANTED" in gates else None
+    return Answer(name, question.axis, tuple(rows), even, None if at is None else ran[at], tuple(refused), label,
+                  question.is_log)  # fmt: skip
+
+
+def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
+    *_, against = series.values()
+    for name, one in series.items():
+        summary = one.summary
+        faster = None
+        if one is not against:
+            faster = paired(decode_time_and_tokens(one)[0], decode_time_and_tokens(against)[0], summary["seed"])
+        yield Row(
+            value, name, float(summary["decode_tokens_per_s"]), summary["ci95"]["decode_tokens_per_s"],
+            sum(summary["stall_s"].values()) / summary["makespan_s"], summary["hit_ratio"],
+            faster.speedup if faster else None, faster.interval if faster else None,
+        )  # fmt: skip
+
+
+def _break_even(question: Question, run: Run, bench: Bench, ran: Sequence[float],
+                found: Mapping[float, Mapping[str, Trial]]) -> BreakEven:  # fmt: skip
+    assert question.difference is not None
+    measure = question.difference
+
+    def difference(value: float) -> float:
+        at, refused = bench.at([value])
+        if refused:
+            raise ValueError(refused[0])
+        return measure(at[value])
+
+    cross: Crossing = crossing(difference, *(question.span or (ran[0], ran[-1])))
+    closed = question.closed_form(run, found[ran[0]], ran[0])
+    turned, above, below = question.told
+    if cross.value is not None:
+        told = turned.format(f"{cross.value:.3g}")
+    else:
+        told = above.format(f"{cross.high:g}") if cross.sign > 0 else below.format(f"{cross.low:g}")
+    if closed is not None:
+        told += f" (closed form: {closed:.4g})"
+    return BreakEven(question.what, cross.value, cross.low, cross.high, closed, told)
+
+
+def sentence(found: Answer, name: str) -> str:
+    """The answer in words."""
+    parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
+    if found.knee is not None:
+        parts.append(f"the knee is at {found.knee:g}: up to there memory pays more than on average, after it less")
+    elif found.question == "memory":
+        parts.append("there is no knee: what comes later pays more than what comes first")
+    if found.question == "bits":
+        best = max(found.rows, key=lambda row: row.tokens_per_s)
+        parts.append(f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g} tokens/s")
+    return "; ".join(parts) + "." + (f" [{found.label}]" if found.label else "")
+
+
+# ---- the command line
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer one question; return the exit code: 2, with one line and nothing written, for what cannot be asked."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0 if arguments else 2
+    name, *words = arguments
+    try:
+        output_dir, values, words = _settings(name, words)
+        told = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
+        system = prepared(told).system
+        check_writable(output_dir)
+        found = _with_progress(name, words, values)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    console = Console()
+    console.print(table_of(found, system))
+    for told in found.refused:
+        console.print(f"left out {told}", soft_wrap=True, markup=False)
+    text = sentence(found, system)
+    console.print(text, soft_wrap=True, markup=False)
+    _write(output_dir, found, text, system)
+    console.print(f"files: {output_dir}", soft_wrap=True)
+    return 0
+
+
+def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...], list[str]]:
+    if name not in QUESTIONS:
+        raise ValueError(f"unknown question {name!r}; known: {', '.join(QUESTIONS)}")
+    output_dir, values, rest = Path("outputs") / f"whatif_{name}", QUESTIONS[name].values, []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is no key=value; try python -m sim.whatif --help")
+        if key == "output_dir":
+            output_dir = Path(text)
+        elif key == "values":
+            try:
+                values = tuple(sorted(float(part) for part in text.split(",")))
+            except ValueError:
+                raise ValueError(f"values={text} must be numbers, separated by commas") from None
+            if not values or values[0] <= 0:
+                raise ValueError(f"values={text} must be above 0")
+        else:
+            rest.append(word)
+    return output_dir, values, rest
+
+
+def _with_progress(name: str, words: Sequence[str], values: Sequence[float]) -> Answer:
+    # A process that is forked while other threads run may wait forever.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool, \
+            Progress(console=Console(stderr=True), transient=True) as bar:  # fmt: skip
+        task = bar.add_task(f"what if: {name}", total=None)
+        return answer(name, words, values, pool, lambda: bar.advance(task))
+
+
+def table_of(found: Answer, system: str) -> Table:
+    """One row a point."""
+    table = Table(found.axis, "", "decode tokens/s", "95 %", "waits", "hits", "times as fast", title=system,
+                  caption=found.label)  # fmt: skip
+    for row in found.rows:
+        times = "" if row.speedup is None else f"{row.speedup:.2f}{_between(row.speedup_interval)}"
+        hits = "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"
+        table.add_row(f"{row.value:g}", row.series, f"{row.tokens_per_s:.3g}", _between(row.interval).strip(),
+                      f"{row.waiting:.0%}", hits, times)  # fmt: skip
+    return table
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" {interval[0]:.3g} .. {interval[1]:.3g}"
+
+
+def _write(directory: Path, found: Answer, text: str, system: str) -> None:
+    with (directory / "table.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*asdict(found.rows[0])])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in found.rows)
+    content = {"system": system, "answer": text, **asdict(found)}
+    (directory / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    draw(directory, found, system)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

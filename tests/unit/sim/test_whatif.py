@@ -1,0 +1,120 @@
+"""What-ifs: break-even points against closed forms, what cannot be asked, and the files of an answer."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim import whatif
+from sim.breakeven import crossing
+from sim.whatif import QUESTIONS, answer, main, sentence
+
+SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]
+
+
+class Inline(Executor):
+    """Runs what it is given at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except ValueError as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture(autouse=True)
+def _few_halvings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crossing is then known to a 32nd of its interval's logarithm."""
+    monkeypatch.setattr(whatif, "crossing", partial(crossing, steps=5))
+
+
+def asked(name: str, *words: str, values: tuple[float, ...]) -> whatif.Answer:
+    return answer(name, [*words, *SHORT], values, Inline())
+
+
+def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_is_the_closed_form() -> None:
+    """Loads on demand: waiting is n overheads + bytes / bandwidth, whatever the bandwidth."""
+    found = asked("link", "system=lru", values=(8, 31.5))
+    even = found.break_even
+    assert even is not None
+    assert even.closed_form is not None
+    assert even.low < even.closed_form < even.high < 1.5 * even.low
+    slow, fast = found.rows
+    assert slow.tokens_per_s < fast.tokens_per_s
+    assert slow.hit_ratio == fast.hit_ratio
+
+
+def test_where_nothing_is_kept_the_cpu_wins_from_the_closed_form_on() -> None:
+    """One expert on the CPU takes what its copy and its computation on the device take."""
+    found = asked("cpu", "system=load_on_demand", values=(25, 400))
+    even = found.break_even
+    assert even is not None
+    assert even.closed_form is not None
+    assert even.low < even.closed_form < even.high < 1.5 * even.low
+    slower, faster = (row for row in found.rows if row.speedup is not None)
+    assert slower.speedup is not None
+    assert faster.speedup is not None
+    assert slower.speedup < 1 < faster.speedup
+
+
+def test_values_that_cannot_run_are_left_out_and_told() -> None:
+    found = asked("memory", "system=mixtral_offloading", values=(0.1, 0.5, 1.0))
+    assert {row.value for row in found.rows} == {0.5, 1.0}
+    assert len(found.refused) == 1
+    assert "0.1: " in found.refused[0]
+    assert "budget.resident_share that works is 0.25" in found.refused[0]
+
+
+def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
+    values = tuple(QUESTIONS["bits"].values)
+    found = asked("bits", "system=lru", "budget.resident_share=0.25", values=values)
+    hits = [row.hit_ratio for row in found.rows]
+    assert [row.series for row in found.rows] == ["int2", "int4", "int8", "fp16"]
+    assert hits == sorted(hits, key=lambda hit: -(hit or 0))
+    assert hits[0] == 1.0, "an eighth of the bits in a quarter of the bytes: all is resident"
+    assert found.break_even is None
+    assert "int2 decodes fastest" in sentence(found, "lru")
+
+
+def test_an_answer_is_a_table_a_figure_and_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    words = ["predictor", "system=lru", "values=0.3,1", *SHORT, f"output_dir={tmp_path / 'a'}"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    content = json.loads((tmp_path / "a" / "answer.json").read_text())
+    assert content["answer"] in told
+    assert "TRANSPLANTED" in content["answer"]
+    rows = list(csv.DictReader((tmp_path / "a" / "table.csv").read_text().splitlines()))
+    assert [row["series"] for row in rows] == ["prefetching", "on demand"] * 2
+    assert (tmp_path / "a" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "TRANSPLANTED" in (tmp_path / "a" / "figure.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["weather"], "unknown question 'weather'; known: memory, link, predictor, cpu, bits"),
+        (["memory", "lru"], "'lru' is no key=value"),
+        (["memory", "values=a"], "values=a must be numbers"),
+        (["memory", "values=0,1"], "values=0,1 must be above 0"),
+        (["memory", "system=nosuch"], "Could not find 'system/nosuch'"),
+        (["memory", "hardware.memory_gib=1"], "the device holds 1 GiB"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_and_nothing_written(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, f"output_dir={tmp_path / 'a'}"]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
