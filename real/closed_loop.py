@@ -95,6 +95,8 @@ def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
                      shift.time[2].times(100), last]  # fmt: skip
             table.add_row(shift.system, *(escape(_text(cell)) for cell in cells))
         console.print(table)
+    for label in dict.fromkeys(shift.label for shift in shifts if shift.label):
+        console.print(f"{label}.", highlight=False, markup=False, soft_wrap=True)
     for line in sentences(shifts):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -137,6 +139,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         axes[1].set_xlabel("decoded token")
         axes[1].set_xticks(range(len(shifts[0].by_distance)), [name for name, _ in shifts[0].by_distance])
         axes[0].set_ylabel("experts that both models choose, %")
+        figure.supxlabel(shifts[0].label, fontsize=6)
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         figure.suptitle("Gates of the lossy model against full precision (solid: teacher-forced, dashed: free-running)",
                         fontsize=10)  # fmt: skip

@@ -35,6 +35,7 @@ from real.lossy.harness import harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
 from sim.outputs import check_writable
+from sim.pareto import label_of
 from sim.trace import TraceError
 
 OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks", "limit")
@@ -152,6 +153,8 @@ def print_quality(loops: Sequence[Loop], console: Console) -> None:
     for title, cells in rows:
         table.add_row(title, *cells)
     console.print(table)
+    if label := label_of(summary):
+        console.print(f"{label}: times are of those sizes, quality is of the model that has the gates.", soft_wrap=True)
     console.print(sentence(loops), highlight=False, soft_wrap=True)
 
 

@@ -46,6 +46,8 @@ class Point:
     loss_interval: tuple[float, float] | None
     quality_class: str
     loop: str = ""
+    label: str = ""
+    """Of a transplant: gates of one model, sizes of another."""
 
     @property
     def name(self) -> str:
@@ -98,9 +100,9 @@ def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str
         if row is not None:
             points.append(_point(key, speed, speed_interval, row, measure))
         elif quality_class(summary) == LOSSLESS:
-            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS))
+            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, label=label_of(summary)))
         else:
-            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED))
+            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED, label=label_of(summary)))
     for key, row in by_key.items():
         if key not in joined:
             speed, speed_interval = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
@@ -116,7 +118,15 @@ def _key_of(summary: Mapping[str, Any]) -> Key:
 def _point(key: Key, speed: float, speed_interval: tuple[float, float] | None, row: Mapping[str, Any],
            measure: str) -> Point:  # fmt: skip
     kind = LOSSLESS if row["divergence"] == 0 else LOSSY
-    return Point(key, speed, speed_interval, row[measure], _interval(row, measure), kind, row["loop"])
+    return Point(
+        key, speed, speed_interval, row[measure], _interval(row, measure), kind, row["loop"], row.get("label", "")
+    )
+
+
+def label_of(summary: Mapping[str, Any]) -> str:
+    """What a transplant's tables and figures must say; empty for a model with its own gates."""
+    gates = str(summary["trace"].get("gates", ""))
+    return gates if gates.startswith("TRANSPLANTED") else ""
 
 
 def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
@@ -167,10 +177,15 @@ def mark(points: Sequence[Point]) -> list[bool]:
     return marks
 
 
+def _surroundings(points: Sequence[Point]) -> list[str]:
+    """Trace, model and machine of the points, with what a transplant must say."""
+    return sorted({", ".join([*point.key[1:4], *([point.label] if point.label else [])]) for point in points})
+
+
 def print_points(points: Sequence[Point], measure: str, console: Console) -> None:
     """Every point with its class and loss beside its speed; the front is marked."""
     marks = mark(points)
-    surroundings = sorted({", ".join(point.key[1:4]) for point in points})
+    surroundings = _surroundings(points)
     table = Table("front", "system", "resident", "decode tokens/s", MEASURES[measure], "quality",
                   title="Speed and quality; " + "; ".join(surroundings), title_justify="left",
                   caption="In brackets: 95 % intervals. Each row of a front is the fastest of its loss.")  # fmt: skip
@@ -214,7 +229,7 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
     axis.set_xscale("symlog", linthresh=1e-4)
     axis.set_xlim(left=-2e-5)
     axis.grid(alpha=0.3)
-    axis.set_title("Speed and quality: " + "; ".join(sorted({", ".join(p.key[1:4]) for p in points})), fontsize=8)
+    axis.set_title("Speed and quality: " + "; ".join(_surroundings(points)), fontsize=8)
     files = [directory / f"pareto{ending}" for ending in (".png", ".svg")]
     for file in files:
         figure.savefig(file)

@@ -34,6 +34,7 @@ from real.lossy.sparse import require_gated, sparse_forward
 from real.lossy.variants import AS_STORED, Scheme, Variants, roundings
 from sim.build import ROOT, build, load_trace, trace_directory
 from sim.configure import configure
+from sim.pareto import label_of
 from sim.policies.caches import Foreseeing
 from sim.policies.payloads import ActiveShare
 from sim.policies.references import Foreseen, StatedAccuracy
@@ -87,7 +88,8 @@ class Loop:
         proxy = summary["quality_proxy"]
         ci = summary["ci95"]["decode_tokens_per_s"]
         return {
-            "system": summary["system"], "loop": self.name, "trace": summary["trace"]["name"],
+            "system": summary["system"], "loop": self.name, "label": label_of(summary),
+            "trace": summary["trace"]["name"],
             "model": summary["model"], "hardware": summary["hardware"],
             "resident_share": summary["budget"]["resident_share"],
             "decode_tokens_per_s": summary["decode_tokens_per_s"],

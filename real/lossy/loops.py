@@ -24,6 +24,7 @@ from sim.execute import Result, execute
 from sim.frames import Frames
 from sim.intervals import LEVEL, resamples
 from sim.latency import decode_time_and_tokens
+from sim.pareto import label_of
 from sim.policies.base import IntArray
 from sim.run import Run
 from sim.types import Step
@@ -57,6 +58,8 @@ class Shift:
     time: tuple[float, float, Estimate]
     same_tokens: Estimate
     divergence: Estimate | None
+    label: str = ""
+    """What a transplant must say."""
 
     @property
     def is_zero(self) -> bool:
@@ -137,6 +140,7 @@ class Loops:
             _change(decode_time_and_tokens(opened.frames), decode_time_and_tokens(result.frames), relative=True),
             _mean_over(same),
             _mean_over([loss.divergence for loss in losses]) if losses else None,
+            label_of(result.summary),
         )  # fmt: skip
 
     def _close(self, run: Run) -> tuple[Result, list[IntArray], list[TokenLoss], list[Floats]]:
