@@ -43,6 +43,8 @@ SHOWN = 5
 """How many of the contracts that do not explain every flag are told of."""
 LOOKED_THROUGH = 64
 """Deviations among which evidence of an exchanged expert is sought."""
+ALONE = " It is the only one: with this one flag the other way round the contract explains the log."
+"""A replay goes by what is asked for, never by flags. That an earlier lookup is wrong cannot be told from that then."""
 Progress = Callable[[Sequence[Contract]], Iterable[Contract]]
 
 
@@ -215,7 +217,8 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
         right = total - len(verdict.wrong)
         lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}")
         story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
-        lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}")
+        lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
+                     f"{ALONE if len(verdict.wrong) == 1 else ''}")  # fmt: skip
     if len(rest) > SHOWN:
         least = rest[-1].wrong
         assert least is not None

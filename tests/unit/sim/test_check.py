@@ -65,7 +65,8 @@ def test_the_contract_that_explains_every_flag_is_named_and_the_others_first_dev
     assert lines[place + 1] == (
         "  first deviation: row 6: step 6, layer 2 (site 0), expert 0 (slot 0, position 6): the log says absent, the "
         "replay found it resident. In the replay it was loaded at step 3, layer 2 (site 0), last asked for at step 3, "
-        "layer 2 (site 0), and not evicted since."
+        "layer 2 (site 0), and not evicted since. It is the only one: with this one flag the other way round the "
+        "contract explains the log."
     )
 
 
@@ -83,7 +84,7 @@ def test_who_was_evicted_for_it_and_when_is_told_of_an_expert_that_should_be_the
         "the log says resident, the replay found it absent. In the replay it was last asked for at step 3, layer 2 "
         "(site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2 (site 0). If the contract holds, the "
         "log may lack a lookup of it in this layer, from step 3 to step 6. To load it the replay evicted expert 2 of "
-        "layer 2 (site 0)."
+        "layer 2 (site 0). It is the only one: with this one flag the other way round the contract explains the log."
     )
 
 
