@@ -326,8 +326,8 @@ def main(arguments: Sequence[str]) -> int:
     name, *words = arguments
     try:
         output_dir, values, words = _settings(name, words)
-        told = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
-        system = prepared(told).system
+        base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
+        system = prepared(base).system
         check_writable(output_dir)
         found = _with_progress(name, words, values)
     except (ValueError, OSError) as error:
