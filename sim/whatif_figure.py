@@ -39,6 +39,8 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             shown = sorted({row.value for row in found.rows})
             axis.set_xticks(shown, [f"{value:g}" for value in shown], minor=False)
             axis.set_xticks([], minor=True)
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}")
         else:
             axis.set_ylim(0, None)
         axis.grid(alpha=0.25)
