@@ -18,6 +18,7 @@ from sim.study.conduct import answer, conduct, say
 from sim.study.launchers import OPTIONS, make_launcher
 from sim.study.plan import nearest, read_plan
 from sim.study.rows import DONE
+from sim.study.search import run_search, told
 
 OWN = ("name", "launcher", "output_dir", "retry")
 OF_LAUNCHERS = tuple(dict.fromkeys(key for keys in OPTIONS.values() for key in keys))
@@ -34,6 +35,9 @@ def main(words: Sequence[str]) -> int:
         output_dir = Path(options.get("output_dir", f"outputs/studies/{plan.name}"))
         given = {key: options[key] for key in OF_LAUNCHERS if key in options}
         launcher = make_launcher(options.get("launcher", "pool"), given)
+        if plan.search:
+            print(told(plan.name, run_search(plan, launcher, output_dir, say)))
+            return 0
         counts = conduct(plan.name, plan_cells(plan), launcher, output_dir, options.get("retry") == "yes", say)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ from sim.build import ROOT
 
 STUDIES = ROOT / "conf" / "study"
 KEYS = ("question", "base", "grid", "list", "search")
-SEARCH_KEYS = ("parameters", "objectives", "trials", "sampler", "seed", "start", "baseline")
+SEARCH_KEYS = ("parameters", "objectives", "trials", "sampler", "seed", "together")
 DEFAULTS = ("outputs=summary",)
 """Overrides of every cell that its study may override."""
 Values = Mapping[str, Any]

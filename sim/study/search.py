@@ -1,0 +1,247 @@
+"""Search: Optuna proposes configurations, a study's launcher runs them on ``fit`` sequences, ``eval`` judges the best.
+
+Every trial is a cell of the study's dataset, and Optuna's own state is ``search.db`` (SQLite) beside it: a search that
+was stopped goes on. What is reported is measured on sequences that the search has never seen, against the same system
+as it stands in ``conf/``, paired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.paired import Paired, paired
+from sim.study.cells import Cell, make_cell
+from sim.study.conduct import axes_of, showing_progress
+from sim.study.dataset import Dataset
+from sim.study.launchers import Launcher
+from sim.study.plan import Plan, section
+from sim.study.rows import DONE, NUMBERS, Row
+from sim.units import require_number
+
+DIRECTIONS = ("maximize", "minimize")
+SAMPLERS = ("tpe", "random", "nsga2")
+STORAGE = "search.db"
+RANGE_KEYS = ("low", "high", "whole", "log")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: ``parameters`` by key (a list of values, or a range), ``objectives`` with their directions."""
+
+    parameters: Mapping[str, Sequence[Any] | Mapping[str, Any]]
+    objectives: Mapping[str, str]
+    trials: int
+    sampler: str = "tpe"
+    seed: int = 0
+    together: int = 4
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.objectives) == 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """One of the best trials: its values, its objectives on ``fit`` and ``eval``, and how it compares on ``eval``."""
+
+    values: Mapping[str, Any]
+    fit: tuple[float, ...]
+    eval: tuple[float, ...]
+    speedup: Paired
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """``found``: the best trial, or the Pareto front on ``fit``, best first objective first. ``baseline``: of the
+    study without any parameter, its objectives on ``fit`` and ``eval``."""
+
+    search: Search
+    found: tuple[Found, ...]
+    baseline: tuple[tuple[float, ...], tuple[float, ...]]
+    trials: int
+    failed: int
+
+
+def make_search(plan: Plan) -> Search:
+    """Raise ValueError, naming the key, for what cannot be searched."""
+    asked, place = plan.search, f"study {plan.name}: search"
+    parameters, objectives = asked.get("parameters"), asked.get("objectives", {"decode_tokens_per_s": "maximize"})
+    if not isinstance(parameters, dict) or not parameters:
+        raise ValueError(f"{place}.parameters must hold values or a range by key, got {parameters!r}")
+    for key, values in parameters.items():
+        _check_parameter(f"{place}.parameters.{key}", values)
+    if not isinstance(objectives, dict) or not objectives:
+        raise ValueError(f"{place}.objectives must hold a direction by column, got {objectives!r}")
+    for name, direction in objectives.items():
+        if name not in NUMBERS or direction not in DIRECTIONS:
+            raise ValueError(
+                f"{place}.objectives.{name}={direction}: choose {' or '.join(DIRECTIONS)} of {', '.join(NUMBERS)}"
+            )
+    for name, least in (("trials", 1), ("together", 1), ("seed", 0)):
+        if name in asked:
+            require_number(f"{place}.{name}", asked[name], minimum=least, whole=True)
+    if asked.get("sampler", "tpe") not in SAMPLERS:
+        raise ValueError(f"{place}.sampler={asked['sampler']} is unknown; choose {', '.join(SAMPLERS)}")
+    if clash := [word for word in (*plan.base, *plan.last) if word.startswith("trace.split=")]:
+        raise ValueError(f"{clash[0]}: a search runs on trace.split=fit and is judged on eval; leave it out")
+    known = ("trials", "sampler", "seed", "together")
+    return Search(parameters, objectives, **{"trials": 50, **{key: asked[key] for key in known if key in asked}})
+
+
+def _check_parameter(place: str, values: object) -> None:
+    if isinstance(values, list):
+        if len(values) < 2:
+            raise ValueError(f"{place}={values} must be at least two values to choose from")
+        return
+    fields = section(values, RANGE_KEYS, place)
+    for end in ("low", "high"):
+        require_number(f"{place}.{end}", fields.get(end), minimum=-math.inf)
+    if not fields["low"] < fields["high"]:
+        raise ValueError(f"{place}: low={fields['low']} must be below high={fields['high']}")
+
+
+def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[[str], None]) -> SearchResult:
+    """Search until all trials are through, then judge the best. Raise ValueError for what cannot be searched."""
+    search, optuna = make_search(plan), _optuna()
+    cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
+    # A misspelt key is told before anything runs.
+    _cell(plan, _first_values(search), "fit")
+    with Dataset(output_dir, axes_of([*cells, _cell(plan, _first_values(search), "fit")]), tell) as dataset:
+        rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
+
+        def run(wanted: Sequence[Cell]) -> list[Row]:
+            new = {cell.key: cell for cell in wanted if cell.key not in rows}
+            for row in launcher.run(plan.name, list(new.values()), output_dir):
+                dataset.add(row)
+                rows[row["key"]] = row
+            return [rows[cell.key] for cell in wanted]
+
+        base = run(cells)
+        for row in base:
+            if row["status"] != DONE:
+                raise ValueError(f"the study without its parameters cannot run: {row['error']}")
+        study = _open(optuna, search, output_dir)
+        _trials(optuna, study, search, plan, run, tell)
+        best = [study.best_trial] if search.is_single else study.best_trials
+        judged = run([_cell(plan, trial.params, "eval") for trial in best])
+        found = [
+            Found(trial.params, tuple(trial.values), _objectives(search, row), _compare(row, base[1]))
+            for trial, row in zip(best, judged, strict=True) if row["status"] == DONE
+        ]  # fmt: skip
+        failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
+        at = (_objectives(search, base[0]), _objectives(search, base[1]))
+        return SearchResult(search, tuple(found), at, len(study.trials), failed)
+
+
+def _trials(optuna: Any, study: Any, search: Search, plan: Plan, run: Callable[[Sequence[Cell]], list[Row]],
+            tell: Callable[[str], None]) -> None:  # fmt: skip
+    state = optuna.trial.TrialState
+    over = [trial for trial in study.trials if trial.state.is_finished()]
+    for trial in study.trials:
+        # What was asked for when the search was stopped is asked for again.
+        if trial.state == state.RUNNING:
+            study.tell(trial.number, state=state.FAIL)
+            study.enqueue_trial(trial.params)
+    if over:
+        tell(f"{len(over)} of {search.trials} trials are through already")
+    left = search.trials - len(over)
+    with showing_progress(plan.name, left, tell) as report:
+        while left > 0:
+            trials = [study.ask() for _ in range(min(search.together, left))]
+            cells = [_cell(plan, _values(search, trial), "fit") for trial in trials]
+            # Told in the order in which they were asked for, so that a search is the same again.
+            for trial, row in zip(trials, run(cells), strict=True):
+                if row["status"] == DONE and all(row[name] is not None for name in search.objectives):
+                    study.tell(trial, list(_objectives(search, row)))
+                else:
+                    study.tell(trial, state=state.FAIL)
+                report(row)
+            left -= len(trials)
+    if not any(trial.state == state.COMPLETE for trial in study.trials):
+        raise ValueError(f"all {len(study.trials)} trials were refused; column error of the dataset says why")
+
+
+def _values(search: Search, trial: Any) -> dict[str, Any]:
+    """What the trial proposes."""
+    found: dict[str, Any] = {}
+    for key, values in search.parameters.items():
+        if not isinstance(values, Mapping):
+            found[key] = trial.suggest_categorical(key, values)
+        elif values.get("whole"):
+            found[key] = trial.suggest_int(key, values["low"], values["high"], log=bool(values.get("log")))
+        else:
+            found[key] = trial.suggest_float(key, values["low"], values["high"], log=bool(values.get("log")))
+    return found
+
+
+def _first_values(search: Search) -> dict[str, Any]:
+    return {
+        key: values["low"] if isinstance(values, Mapping) else values[0] for key, values in search.parameters.items()
+    }
+
+
+def _cell(plan: Plan, values: Mapping[str, Any], split: str) -> Cell:
+    return make_cell(replace(plan, last=(*plan.last, f"trace.split={split}")), values)
+
+
+def _objectives(search: Search, row: Row) -> tuple[float, ...]:
+    return tuple(row[name] for name in search.objectives)
+
+
+def _compare(ours: Row, theirs: Row) -> Paired:
+    """How many times as fast the first decodes, sequence by sequence."""
+    if list(ours["sequence"]) != list(theirs["sequence"]):
+        raise ValueError("the two runs decoded different sequences, which cannot be paired")
+    return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]), 0)
+
+
+def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
+    """The search's state, begun or gone on with."""
+    samplers = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=search.seed, constant_liar=True),
+        "random": lambda: optuna.samplers.RandomSampler(seed=search.seed),
+        "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=search.seed),
+    }
+    study = optuna.create_study(
+        storage=f"sqlite:///{output_dir / STORAGE}", study_name="search", load_if_exists=True,
+        directions=list(search.objectives.values()), sampler=samplers[search.sampler](),
+    )  # fmt: skip
+    asked = {"parameters": dict(search.parameters), "objectives": dict(search.objectives)}
+    kept = study.user_attrs.get("asked", asked)
+    if kept != asked:
+        raise ValueError(
+            f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another output_dir"
+        )
+    study.set_user_attr("asked", asked)
+    return study
+
+
+def _optuna() -> Any:
+    try:
+        optuna = import_module("optuna")
+    except ImportError:
+        raise ValueError("a search needs optuna; pip install -e '.[study]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def told(study: str, result: SearchResult) -> str:
+    """The answer: what was found, on the sequences it was found on and on those that judge it."""
+    names = list(result.search.objectives)
+    lines = [f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives: {', '.join(names)}"]
+    base = "  ".join(f"{name} {fit:.4g} / {judged:.4g}" for name, fit, judged in zip(names, *result.baseline, strict=True))
+    lines.append(f"as it stands (fit / eval): {base}")
+    for found in result.found:
+        words = " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                         for key, value in found.values.items())  # fmt: skip
+        got = "  ".join(f"{name} {fit:.4g} / {judged:.4g}"
+                        for name, fit, judged in zip(names, found.fit, found.eval, strict=True))  # fmt: skip
+        lines.append(f"{words}\n  {got}; on eval it decodes {found.speedup} as fast ({found.speedup.verdict})")
+    return "\n".join(lines)
