@@ -216,9 +216,7 @@ def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
     asked = {"parameters": dict(search.parameters), "objectives": dict(search.objectives)}
     kept = study.user_attrs.get("asked", asked)
     if kept != asked:
-        raise ValueError(
-            f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another output_dir"
-        )
+        raise ValueError(f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another output_dir")
     study.set_user_attr("asked", asked)
     return study
 
@@ -236,7 +234,9 @@ def told(study: str, result: SearchResult) -> str:
     """The answer: what was found, on the sequences it was found on and on those that judge it."""
     names = list(result.search.objectives)
     lines = [f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives: {', '.join(names)}"]
-    base = "  ".join(f"{name} {fit:.4g} / {judged:.4g}" for name, fit, judged in zip(names, *result.baseline, strict=True))
+    base = "  ".join(
+        f"{name} {fit:.4g} / {judged:.4g}" for name, fit, judged in zip(names, *result.baseline, strict=True)
+    )
     lines.append(f"as it stands (fit / eval): {base}")
     for found in result.found:
         words = " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"

@@ -1,0 +1,142 @@
+"""``python -m sim.report RUN... [output_dir=DIR]``: runs as one self-contained page, ``report.html``, and its figures.
+
+A run is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page needs no network and no
+script; every figure is also an SVG and a PNG beside it.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.outputs import check_writable
+from sim.reporting.figures import FIGURES
+from sim.reporting.runs import ReportedRun, read_runs
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
+table { border-collapse: collapse; font-size: .9rem; } td, th { padding: .25rem .7rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
+figure { margin: 0; } svg { max-width: 100%; height: auto; } figcaption, .note { color: #555; font-size: .85rem; }
+.warning { color: #8a3b12; font-weight: 600; }
+"""
+
+
+def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
+    """Write ``report.html`` and ``NAME.svg`` and ``NAME.png`` of every figure that these runs have the tables for."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    configuration = _configuration(runs)
+    sections = []
+    for name, (question, draw, table) in FIGURES.items():
+        able = [run for run in runs if table is None or (run.directory / f"{table}.parquet").is_file()]
+        if not able:
+            note = f"No run here wrote its {table}: run with outputs=all."
+            sections.append(f"<h2>{html.escape(question)}</h2><p class='note'>{note}</p>")
+            continue
+        svg = _draw(draw, able, configuration, output_dir / name)
+        sections.append(
+            f"<h2>{html.escape(question)}</h2><figure id='{name}'>{svg}"
+            f"<figcaption>{html.escape(configuration)}</figcaption></figure>"
+        )
+    page = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab: report</title>"
+        "<link rel='icon' href='data:,'>"
+        f"<style>{STYLE}</style></head><body><h1>{len(runs)} run{'s' * (len(runs) > 1)}</h1>{_labels(runs)}"
+        f"{_table(runs)}{''.join(sections)}</body></html>\n"
+    )
+    place = output_dir / "report.html"
+    place.write_text(page, encoding="utf-8")
+    return place
+
+
+def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Path) -> str:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context({"svg.hashsalt": place.name, "svg.fonttype": "none", "font.size": 9}):
+        figure, axis = plt.subplots(figsize=(9, 3.6 + 0.12 * len(runs)), layout="constrained")
+        draw(axis, runs)
+        axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
+        text = io.StringIO()
+        # Without dates and addresses: equal runs make equal files, and nothing looks like a request.
+        none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(text, format="svg", metadata=none)
+        figure.savefig(place.with_suffix(".png"), dpi=130)
+        plt.close(figure)
+    svg = text.getvalue()
+    place.with_suffix(".svg").write_text(svg, encoding="utf-8")
+    return svg[svg.index("<svg") :].replace('id="', f'id="{place.name}_').replace('"#', f'"#{place.name}_').replace(
+        "url(#", f"url(#{place.name}_")  # fmt: skip
+
+
+def _configuration(runs: Sequence[ReportedRun]) -> str:
+    """What holds for every figure."""
+
+    def told(values: set[str]) -> str:
+        return ", ".join(sorted(values))
+
+    return " · ".join([
+        told({run.summary["hardware"] for run in runs}), told({run.summary["model"] for run in runs}),
+        told({f"trace {run.summary['trace']['name']} ({run.summary['trace']['split']})" for run in runs}),
+        f"resident {told({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}",
+        told({str(run.summary["workload"]) for run in runs}),
+        told({gates for run in runs if "TRANSPLANTED" in (gates := run.summary["trace"]["gates"])}),
+    ]).strip(" ·")  # fmt: skip
+
+
+def _labels(runs: Sequence[ReportedRun]) -> str:
+    """What a reader must know of the gates, and what the traces' lint found."""
+    told = {run.summary["trace"]["gates"] for run in runs if "TRANSPLANTED" in run.summary["trace"]["gates"]}
+    told |= {f"SYNTHETIC gates: {run.summary['trace']['name']}" for run in runs
+             if run.summary["trace"]["source"] == "synthetic"}  # fmt: skip
+    told |= {f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()}
+    return "".join(f"<p class='warning'>{html.escape(text)}</p>" for text in sorted(told))
+
+
+def _table(runs: Sequence[ReportedRun]) -> str:
+    columns = (
+        ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]), ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
+        ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
+        ("low precision", lambda s: s["quality_proxy"]["low_share"]),
+        ("skipped", lambda s: s["quality_proxy"]["skip_share"]),
+        ("makespan (s)", lambda s: s["makespan_s"]), ("over the bound", lambda s: s["gap"]),
+    )  # fmt: skip
+    head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
+    rows = "".join(
+        f"<tr><td>{html.escape(run.label)}</td>"
+        + "".join(
+            f"<td>{'-' if (value := of(run.summary)) is None else format(value, '.4g')}</td>" for _, of in columns
+        )
+        + "</tr>"
+        for run in runs
+    )
+    return f"<table><tr><th>run</th>{head}</tr>{rows}</table>"
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message."""
+    outputs = [word.removeprefix("output_dir=") for word in words if word.startswith("output_dir=")]
+    directories = [Path(word) for word in words if not word.startswith("output_dir=")]
+    output_dir = Path(outputs[-1] if outputs else "outputs/report")
+    try:
+        if not directories:
+            raise ValueError("which runs? python -m sim.report RUN... (folders that python -m sim wrote)")
+        runs = read_runs(directories)
+        check_writable(output_dir)
+        place = make_report(runs, output_dir)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{place}: {len(runs)} runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""``python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]``: a run on many machines.
+
+Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches are walked once, and
+every machine's times follow from what they did, bit for bit those of ``python -m sim``. Other settings are refused by
+the switch that makes them so. Values after a comma are further machines: every combination is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from rich.console import Console
+from rich.table import Table
+
+from sim.build import build
+from sim.frames import Frames
+from sim.latency import request_times
+from sim.metrics import hit_ratio
+from sim.record import Record
+from sim.run import Run
+from sim.screening.moves import ScreenError, first_pass, require_screenable
+from sim.screening.times import Times, second_pass
+from sim.shared import Shared
+from sim.study.cells import Cell, plan_cells
+from sim.study.plan import DEFAULTS, Plan
+
+SWEPT = "hardware"
+SHOWN = ("decode_tokens_per_s", "ttft_s.mean", "tpot_s.mean", "makespan_s", "hit_ratio")
+
+
+def screen(cells: Sequence[Cell]) -> pl.DataFrame:
+    """The same run on the machine of each cell, a row a machine: what it varies, and the times of a run's summary.
+
+    Raise ScreenError (a ValueError) for what cannot be screened, ValueError for what cannot run.
+    """
+    shared = Shared()
+    runs = [build(cell.config, cell.system, shared=shared) for cell in cells]
+    for run, cell in zip(runs, cells, strict=True):
+        require_screenable(run.controller, run.workload.is_timed)
+        if run.controller.slots.capacity_bytes != runs[0].controller.slots.capacity_bytes:
+            raise ScreenError(f"{' '.join(cell.words)}: not the same slots on every machine; screen them apart")
+    moves = first_pass(runs[0].controller, runs[0].workload)
+    times = second_pass(moves, [run.durations for run in runs])
+    return pl.DataFrame([
+        {**cell.axes, **_measured(runs[0], run, times, machine)}
+        for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
+    ])  # fmt: skip
+
+
+def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, Any]:
+    """What a summary tells of a run's times, by its own definitions."""
+    lookups = [0] * len(walked.controller.lookup_keys)
+    record = Record(
+        lookup_ns=lookups, ready_ns=lookups, step_start_ns=times.step_start_ns[:, machine].tolist(),
+        step_end_ns=times.step_end_ns[:, machine].tolist(), makespan_ns=int(times.makespan_ns[machine]),
+    )  # fmt: skip
+    frames = Frames(walked.controller, walked.workload, run.durations, record, run.hardware.link_names)
+    found: dict[str, Any] = {}
+    for name, value in request_times(frames).items():
+        found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+    return {**found, "hit_ratio": hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))}
+
+
+def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
+    """The machines' cells, and the file to write. Raise ValueError for what cannot be."""
+    output: Path | None = None
+    fixed: list[str] = []
+    grid: dict[str, list[Any]] = {}
+    for word in words:
+        if word.startswith("output="):
+            output = Path(word.removeprefix("output="))
+            continue
+        try:
+            override = OverridesParser.create().parse_override(word)
+        except HydraException as error:
+            raise ValueError(f"{word!r} is no override: {str(error).splitlines()[0]}") from None
+        if not override.is_sweep_override():
+            fixed.append(word)
+        elif override.key_or_group.split(".")[0] != SWEPT:
+            raise ValueError(
+                f"{word}: only the machine may vary (hardware=.., hardware.KEY=..), as the caches are walked once; for "
+                f"the rest there is python -m sim.study"
+            )
+        else:
+            grid[override.key_or_group] = list(override.sweep_iterator())
+    plan = Plan("screen", base=(*DEFAULTS, *fixed), grids=(grid,))
+    return plan_cells(plan), output
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message."""
+    try:
+        cells, output = read_words(words)
+        found = screen(cells)
+        if output is not None:
+            found.write_parquet(output)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    axes = list(cells[0].axes)
+    table = Table(*axes, *SHOWN, title=f"{cells[0].system}, {len(cells)} machines")
+    for row in found.iter_rows(named=True):
+        table.add_row(
+            *(str(row[key]) for key in axes), *("-" if row[key] is None else f"{row[key]:.4g}" for key in SHOWN)
+        )
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

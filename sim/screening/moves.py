@@ -1,0 +1,142 @@
+"""The first pass: the controller walks the steps without a clock, and what every gate moves and computes is kept.
+
+Without prefetches the link is idle at every gate, every need is there at its site's end, and one link serves transfers
+in order: then the order of the controller's calls, and with it every decision, is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.controller import Controller
+from sim.loader import Transfer
+from sim.policies.predictors import NoPrediction
+from sim.types import SKIP, Outcome, Place, Step
+from sim.workload import Workload
+
+NOT_COMPUTED = int(Outcome.SKIP)
+EXACT_ONLY = "screening is exact only where decisions do not depend on time."
+
+
+class ScreenError(ValueError):
+    """A setting under which decisions depend on time, or times on more than this estimator knows."""
+
+
+@dataclass(frozen=True)
+class GateWork:
+    """What happens at a gate. ``needs``: (precision, site, rows, index of its transfer or -1) in need order;
+    ``transfers``: the bytes of each service, in the order of the link; what is written back first has bytes of its own.
+    """
+
+    needs: tuple[tuple[int, int, int, int], ...]
+    transfers: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """``kinds``: the different works; ``kind`` [gates] by tick; ``first_gate`` [steps] of each step."""
+
+    kinds: tuple[GateWork, ...]
+    kind: NDArray[np.int64]
+    first_gate: NDArray[np.int64]
+    steps: Sequence[Step]
+    controller: Controller
+
+
+def require_screenable(controller: Controller, is_timed: bool = False) -> None:
+    """Raise ScreenError, naming the switch and the way out, where this estimator would not be exact.
+
+    ``is_timed``: whether requests arrive over time.
+    """
+    loader, route = controller.loader, controller.route
+    prefetches = not isinstance(controller.predictor, NoPrediction) and loader.prefetch_budget != 0
+    refused = (
+        (is_timed, "workload.arrivals_per_s: which sequences run together depends on time; set it to null"),
+        (prefetches, "predictor: what has arrived of a prefetch at a gate, and so what is evicted, depends on time; "
+                     "set predictor=none or loader.prefetch_budget=0"),
+        (controller.predicts_later, "hardware.prediction_us: forecasts that come later mask keys at a time of their "
+                                    "own; set it to 0 or predictor=none"),
+        (route.links > 1, "hardware.links: a route of several links is not screened; choose a machine with one"),
+        (max(route.engines) > 1, "hardware.links: engines that share a link are not screened; set engines=1"),
+        (controller.placement.constant != Place.LOAD, "placement: the CPU's results come at a time of their own; set "
+                                                      "placement=load"),
+        (controller.selector.reroutes, "precision: a selector that reroutes is not screened; choose another"),
+        (loader.chunk_bytes is not None, "loader.chunk_bytes: without prefetches nothing gives way; set it to null"),
+        (loader.dense_slots > 0, "loader.dense_slots: streamed dense blocks are still moving at the next gate; set it "
+                                 "to 0"),
+        (loader.replay_unit == "access", "loader.replay_unit=access admits a need when the one before is computed; "
+                                         "set replay_unit=union"),
+    )  # fmt: skip
+    for is_so, why in refused:
+        if is_so:
+            raise ScreenError(f"{EXACT_ONLY} {why}; python -m sim runs it")
+
+
+def first_pass(controller: Controller, workload: Workload) -> Moves:
+    """Walk all steps; ``controller`` then holds what it decided. Raise ScreenError for a union served in waves."""
+    gate, schedule = workload.gate(), workload.start()
+    places: dict[GateWork, int] = {}
+    kind: list[int] = []
+    first_gate: list[int] = []
+    steps: list[Step] = []
+    while isinstance(step := schedule.next(0), Step):
+        for sequence in step.begins:
+            controller.begin_sequence(sequence)
+        gate.open(step)
+        first_gate.append(len(kind))
+        steps.append(step)
+        for site in step.sites:
+            gate.visit(site)
+            work = _pass_gate(controller, gate)
+            kind.append(places.setdefault(work, len(places)))
+        for sequence in step.ends:
+            controller.end_sequence(sequence)
+    controller.finish()
+    return Moves(tuple(places), np.array(kind, np.int64), np.array(first_gate, np.int64), steps, controller)
+
+
+def _pass_gate(controller: Controller, gate: Any) -> GateWork:
+    outcomes, waits = controller.gate(gate)
+    if controller.waiting:
+        raise ScreenError(
+            f"{EXACT_ONLY} At step {gate.step}, site {gate.site} the union of {len(gate.needs)} experts does not fit "
+            f"its pool and is served in waves; raise budget.resident_share, or set workload.prefill_chunk; python -m "
+            f"sim runs it"
+        )
+    admitted, tokens = list(controller.admitted), gate.tokens
+    services, order = _drain(controller)
+    units, sites = controller.geometry.units, controller.geometry.sites
+    needs = []
+    for key, outcome, rows in zip(admitted, outcomes, tokens, strict=True):
+        if key != SKIP and outcome != NOT_COMPUTED:
+            precision, site = divmod(key // units, sites)
+            awaited = waits is not None and key in waits
+            needs.append((precision, site, rows, order[key] if awaited else -1))
+    return GateWork(tuple(needs), tuple(services))
+
+
+def _drain(controller: Controller) -> tuple[list[tuple[int, ...]], dict[int, int]]:
+    """Serve everything that waits, as a link alone does: the bytes of each service, and each key's place."""
+    services: list[tuple[int, ...]] = []
+    order: dict[int, int] = {}
+    issued: deque[Transfer] = deque()
+    key_bytes = controller.slots.key_bytes
+    while any(controller.queues[0]) and len(issued) < controller.loader.in_flight:
+        transfer = controller.poll(0)
+        if transfer is None:
+            break
+        issued.append(transfer)
+    while issued:
+        transfer = issued.popleft()
+        services.append((*(key_bytes[victim] for victim in transfer.write_back), transfer.left_bytes))
+        order[transfer.key] = len(services) - 1
+        _, following = controller.transfer_done(0, transfer)
+        if following is not None:
+            issued.append(following)
+    return services, order

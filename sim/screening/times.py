@@ -1,0 +1,131 @@
+"""The second pass: what the first one kept, in time, on many machines at once.
+
+From a gate on, its site's end depends on nothing but what the gate moves and computes, so each different work is timed
+once for all machines, and a run is a sum: exact, in integer ns, however long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.costs import Durations
+from sim.screening.moves import GateWork, Moves
+from sim.types import Step
+
+Ints = NDArray[np.int64]
+BLOCK_GATES = 1 << 15
+
+
+@dataclass(frozen=True)
+class Times:
+    """``step_end_ns`` [steps, machines]; a step begins where the one before it ends, the first at 0."""
+
+    step_end_ns: Ints
+
+    @property
+    def makespan_ns(self) -> Ints:
+        """[machines]"""
+        return self.step_end_ns[-1]
+
+    @property
+    def step_start_ns(self) -> Ints:
+        return np.concatenate([np.zeros_like(self.step_end_ns[:1]), self.step_end_ns[:-1]])
+
+
+def roofline_kind(step: Step) -> Hashable:
+    """Steps of one kind take a `Roofline` equally long."""
+    return step.rows, len(step.sequences), step.token, step.decode, step.sites
+
+
+class Machines:
+    """Durations of several machines, each asked once: every answer is one number a machine, [M]."""
+
+    def __init__(self, durations: Sequence[Durations], kind_of: Callable[[Step], Hashable]) -> None:
+        self._durations, self._kind_of = durations, kind_of
+        self._hop: dict[int, Ints] = {}
+        self._expert: dict[tuple[int, int, int], Ints] = {}
+        self._step: dict[Hashable, Ints] = {}
+        hosts = [each.host for each in durations]
+        self.sync_ns, self.issue_ns, self.wake_ns, self.post_ns = (
+            np.array([getattr(host, name) for host in hosts], np.int64)
+            for name in ("sync_ns", "issue_ns", "wake_ns", "post_ns")
+        )
+
+    def service_ns(self, parts: tuple[int, ...]) -> Ints:
+        total = np.zeros_like(self.issue_ns)
+        for size in parts:
+            if size not in self._hop:
+                self._hop[size] = np.array([each.hop_ns(0, size) for each in self._durations], np.int64)
+            total = total + self._hop[size]
+        return total
+
+    def expert_ns(self, precision: int, site: int, rows: int) -> Ints:
+        at = (precision, site, rows)
+        if at not in self._expert:
+            self._expert[at] = np.array([each.expert_ns(*at) for each in self._durations], np.int64)
+        return self._expert[at]
+
+    def step_ns(self, step: Step) -> Ints:
+        """What a step takes beside its gates' works: dense work, tail, host time before gates and after sites."""
+        at = self._kind_of(step)
+        if at not in self._step:
+            fixed = [
+                sum(dense[site] for site in step.sites) + each.tail_ns(step)
+                for each in self._durations
+                for dense in (each.dense_ns(step),)
+            ]
+            self._step[at] = np.array(fixed, np.int64) + len(step.sites) * (self.sync_ns + self.post_ns)
+        return self._step[at]
+
+
+def second_pass(moves: Moves, durations: Sequence[Durations],
+                kind_of: Callable[[Step], Hashable] = roofline_kind) -> Times:  # fmt: skip
+    """When every step ends, on every machine. ``kind_of``: what tells steps apart that take differently long."""
+    machines = Machines(durations, kind_of)
+    wait = moves.controller.loader.wait
+    by_kind = np.stack([_work_ns(work, machines, wait) for work in moves.kinds])
+    spent = np.stack([machines.step_ns(step) for step in moves.steps])
+    bounds = np.append(moves.first_gate, len(moves.kind))
+    first = 0
+    while first < len(moves.steps):
+        # As many steps at a time as keep what is gathered small.
+        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + BLOCK_GATES, side="right")) - 1)
+        last = min(last, len(moves.steps))
+        gathered = by_kind[moves.kind[bounds[first] : bounds[last]]]
+        spent[first:last] += np.add.reduceat(gathered, bounds[first:last] - bounds[first], axis=0)
+        first = last
+    return Times(np.cumsum(spent, axis=0))
+
+
+def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
+    """From a gate to the last of its needs (docs/design.md section 7)."""
+    free = machines.issue_ns
+    arrived: list[Ints] = []
+    for parts in work.transfers:
+        service = machines.service_ns(parts)
+        arrived.append(arrived[-1] + service if arrived else service)
+    times = [(machines.expert_ns(precision, site, rows), transfer) for precision, site, rows, transfer in work.needs]
+    if wait == "wait_all":
+        last = max((transfer for _, transfer in times), default=-1)
+        if last >= 0:
+            free = _until(free, arrived[last], machines.wake_ns)
+        for expert_ns, _ in times:
+            free = free + expert_ns
+        return free
+    if wait == "as_ready":
+        times.sort(key=lambda item: item[1])  # stable: what is there first, in need order
+    for expert_ns, transfer in times:
+        if transfer >= 0:
+            free = _until(free, arrived[transfer], machines.wake_ns)
+        free = free + expert_ns
+    return free
+
+
+def _until(free: Ints, arrived: Ints, wake_ns: Ints) -> Ints:
+    """A stream that is free, until what it waits for is there, and it is awake."""
+    found: Ints = np.where(arrived > free, arrived + wake_ns, free)
+    return found
