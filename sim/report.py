@@ -22,7 +22,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
 table { border-collapse: collapse; font-size: .9rem; } td, th { padding: .25rem .7rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
-figure { margin: 0; } svg { max-width: 100%; height: auto; } figcaption, .note { color: #555; font-size: .85rem; }
+figure { margin: 0; } svg { max-width: 100%; height: auto; } .note { color: #555; font-size: .85rem; }
 .warning { color: #8a3b12; font-weight: 600; }
 """
 
@@ -39,10 +39,7 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
             sections.append(f"<h2>{html.escape(question)}</h2><p class='note'>{note}</p>")
             continue
         svg = _draw(draw, able, configuration, output_dir / name)
-        sections.append(
-            f"<h2>{html.escape(question)}</h2><figure id='{name}'>{svg}"
-            f"<figcaption>{html.escape(configuration)}</figcaption></figure>"
-        )
+        sections.append(f"<h2>{html.escape(question)}</h2><figure id='{name}'>{svg}</figure>")
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab: report</title>"
         "<link rel='icon' href='data:,'>"

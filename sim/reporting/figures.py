@@ -56,8 +56,10 @@ def stalls(axis: Any, runs: Runs) -> None:
 
 
 def latency(axis: Any, runs: Runs) -> None:
-    for run, times in _token_ms(runs):
-        axis.hist(times, bins=BINS, histtype="step", label=run.label)
+    found = _token_ms(runs)
+    bins = np.histogram_bin_edges(np.concatenate([times for _, times in found]), BINS) if found else BINS
+    for run, times in found:
+        axis.hist(times, bins=bins, histtype="step", label=run.label)
     axis.set(xlabel="time per decoded token (ms)", ylabel="tokens")
     axis.legend(frameon=False, fontsize=8)
 
@@ -112,7 +114,15 @@ def memory(axis: Any, runs: Runs) -> None:
     for run in runs:
         found = run.resident_change()
         if found is not None:
-            axis.step(*found, where="post", linewidth=1, label=run.label)
+            # It changes with every transfer: shown is the span in each part of the time.
+            at, change = found
+            edges = np.linspace(at[0], at[-1], BINS + 1)
+            of = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, BINS - 1)
+            least, most = np.full(BINS, np.nan), np.full(BINS, np.nan)
+            for part in np.unique(of):
+                inside = change[of == part]
+                least[part], most[part] = inside.min(), inside.max()
+            axis.fill_between((edges[:-1] + edges[1:]) / 2, least, most, alpha=0.45, label=run.label)
     axis.set(xlabel="time (s)", ylabel="expert bytes on the device,\nchange since the start (GiB)")
     axis.legend(frameon=False, fontsize=8)
 

@@ -38,8 +38,8 @@ class ReportedRun:
             raise ValueError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
 
     @cached_property
-    def units(self) -> int | None:
-        """Keys of a site and of a precision: (units a site, keys a plane) need the configuration."""
+    def plane(self) -> int | None:
+        """Keys of one precision (docs/design.md section 2); None without the run's configuration."""
         place = self.directory / "config.yaml"
         if not place.is_file():
             return None
@@ -48,23 +48,23 @@ class ReportedRun:
 
     def resident_change(self) -> tuple[Any, Any] | None:
         """Times in s, and by how many GiB the experts on the device have grown since the start: arrivals at their end,
-        evictions at the gate that they follow. None without tables."""
+        evictions when their transfer's last hop begins, further victims at their gate. None without tables."""
         transfers, decisions, lookups = (self.table(name) for name in ("transfers", "decisions", "lookups"))
-        plane = self.units
+        plane = self.plane
         if transfers is None or decisions is None or lookups is None or plane is None or not len(transfers):
             return None
         experts = transfers.filter((pl.col("class") != "dense") & (pl.col("hop") == pl.col("hop").max().over("number")))
         sizes = dict(experts.group_by(pl.col("key") // plane).agg(pl.col("moved_bytes").max()).iter_rows())
         gate_ns = lookups.group_by("tick").agg(pl.col("gate_ns").min())
-        gone = pl.concat([
-            decisions.filter(pl.col("kind") == "evict").select("tick", "key"),
-            decisions.filter(pl.col("victim").is_not_null()).select("tick", key=pl.col("victim")),
-        ]).join(gate_ns, on="tick", how="inner")  # fmt: skip
-        arrived = experts.filter(pl.col("end_ns").is_not_null())
         size_of = pl.col("key").floordiv(plane).replace_strict(sizes, default=0, return_dtype=pl.Int64)
+        # The first victim of a transfer stands in its row; further ones, and what is trimmed, only among the decisions.
+        firsts = experts.filter(pl.col("victim").is_not_null()).select(at=pl.col("start_ns"), key=pl.col("victim"))
+        others = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
+        gone = pl.concat([firsts, others.select(at=pl.col("gate_ns"), key=pl.col("key"))])
+        arrived = experts.filter(pl.col("end_ns").is_not_null())
         changes = pl.concat([
             arrived.select(at=pl.col("end_ns"), change=pl.col("moved_bytes").cast(pl.Int64)),
-            gone.select(at=pl.col("gate_ns"), change=-size_of),
+            gone.select("at", change=-size_of),
         ]).sort("at")  # fmt: skip
         return changes["at"].to_numpy() / 1e9, np.cumsum(changes["change"].to_numpy()) / GIB
 

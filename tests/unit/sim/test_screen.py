@@ -20,7 +20,7 @@ SMALL = ("trace.max_sequences=2",)
     [
         ("system=lru", "hardware.links.pcie.peak_gb_per_s=8,31.5"),
         ("system=hobbit", "predictor=none", "loader.wait=as_ready", "hardware.compute.memory_gb_per_s=300,1008"),
-        ("system=load_on_demand", "workload=static_4", "hardware.host.sync_us=0,7"),
+        ("system=lru", "workload=static_4", "loader.write_back=true", "hardware.host.sync_us=0,7"),
     ],
     ids=["lru", "mixed precision", "batches and host time"],
 )

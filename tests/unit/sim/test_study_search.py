@@ -1,0 +1,123 @@
+"""Searches: trials see fit sequences only, are never run twice, and are judged on eval, paired."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sim.paired import paired
+from sim.study.cells import Cell
+from sim.study.dataset import read_cells
+from sim.study.plan import Plan, make_plan
+from sim.study.rows import Row
+from sim.study.search import make_search, run_search, told
+from sim.study.worker import run_cell
+
+BASE = ["system=lru", "model=tiny_mixtral", "trace.max_sequences=2"]
+PARAMETERS: dict[str, Any] = {"budget.resident_share": {"low": 0.1, "high": 0.9}, "cache": ["lru", "fifo"]}
+
+
+def plan(**search: Any) -> Plan:
+    return make_plan("x", {"base": BASE, "search": {"parameters": PARAMETERS, **search}}, "x.yaml")
+
+
+class Here:
+    """A launcher without processes, which counts."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
+        self.ran += [cell.key for cell in cells]
+        return [run_cell(study, cell, str(output_dir)) for cell in cells]
+
+
+def quiet(text: str) -> None:
+    """What a search tells."""
+
+
+@pytest.fixture(autouse=True)
+def _optuna_warns_of_itself() -> Any:
+    pytest.importorskip("optuna")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_the_best_on_fit_is_judged_on_eval_against_the_system_as_it_stands(tmp_path: Path) -> None:
+    first, second = Here(), Here()
+    run_search(plan(trials=3, sampler="random"), first, tmp_path, quiet)
+    result = run_search(plan(trials=6, sampler="random"), second, tmp_path, quiet)
+    assert not set(first.ran) & set(second.ran), "what is recorded never runs again"
+    assert result.trials == 6
+    cells = read_cells(tmp_path)
+    trials = cells.filter((pl.col("trace.split") == "fit") & pl.col("axis.cache").is_not_null())
+    assert len(trials) == 6
+    (found,) = result.found
+    assert found.fit == (trials["decode_tokens_per_s"].max(),), "the best is the best of the trials on fit"
+    judged = cells.filter(pl.col("trace.split") == "eval")
+    at = pl.col("axis.budget.resident_share")
+    ours = judged.filter(at == found.values["budget.resident_share"]).to_dicts()[0]
+    theirs = judged.filter(at.is_null()).to_dicts()[0]
+    assert found.eval == (ours["decode_tokens_per_s"],)
+    assert found.speedup == paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]), 0)
+    assert result.baseline[1] == (theirs["decode_tokens_per_s"],)
+    assert f"on eval it decodes {found.speedup} as fast" in told("x", result)
+
+
+def test_of_two_objectives_the_front_comes_back(tmp_path: Path) -> None:
+    objectives = {"decode_tokens_per_s": "maximize", "budget.device_bytes": "minimize"}
+    result = run_search(plan(trials=8, objectives=objectives, sampler="nsga2"), Here(), tmp_path, quiet)
+    cells = read_cells(tmp_path)
+    trials = cells.filter((pl.col("trace.split") == "fit") & pl.col("axis.cache").is_not_null())
+    points = list(zip(trials["decode_tokens_per_s"], trials["budget.device_bytes"], strict=True))
+    best = {p for p in points if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)}
+    assert {found.fit for found in result.found} == best
+    assert len(best) > 1
+
+
+def test_a_refused_trial_is_a_failed_one_and_the_search_goes_on(tmp_path: Path) -> None:
+    parameters = {"budget.resident_share": [0.001, 0.5]}
+    asked = make_plan("x", {"base": BASE, "search": {"parameters": parameters, "trials": 4, "sampler": "random"}}, "x")
+    result = run_search(asked, Here(), tmp_path, quiet)
+    assert 0 < result.failed < 4
+    assert result.found[0].values == {"budget.resident_share": 0.5}
+
+
+def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    run_search(plan(trials=1), Here(), tmp_path, quiet)
+    with pytest.raises(ValueError, match=r"holds a search of .*choose another output_dir"):
+        run_search(plan(trials=1, objectives={"hit_ratio": "maximize"}), Here(), tmp_path, quiet)
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"parameters": {}}, r"search\.parameters must hold values or a range"),
+        ({"parameters": {"seed": [1]}}, r"must be at least two values"),
+        ({"parameters": {"seed": {"low": 2, "high": 1}}}, r"low=2 must be below high=1"),
+        ({"parameters": {"seed": {"low": 2, "hihg": 1}}}, r"has no key hihg \(did you mean high\?\)"),
+        ({"objectives": {"speed": "maximize"}}, r"objectives\.speed=maximize: choose maximize or minimize of decode_"),
+        ({"objectives": {"hit_ratio": "more"}}, r"objectives\.hit_ratio=more"),
+        ({"sampler": "best"}, r"sampler=best is unknown; choose tpe, random, nsga2"),
+        ({"trials": 0}, r"trials=0 must be a whole number >= 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_by_its_key(search: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_search(plan(**search))
+
+
+def test_a_split_and_a_misspelt_parameter_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trace\.split=all: a search runs on trace\.split=fit and is judged on eval"):
+        make_search(plan().with_last(["trace.split=all"]))
+    here = Here()
+    with pytest.raises(ValueError, match="did you mean resident_share"):
+        run_search(plan(parameters={"budget.residentshare": [0.1, 0.2]}), here, tmp_path, quiet)
+    assert here.ran == []
