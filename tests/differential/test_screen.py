@@ -16,7 +16,6 @@ from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import second_pass
 
 
-
 def without_prefetches(seed: int, ties: bool) -> Scenario:
     """A random scenario, its prefetches left out, sometimes with host time and overflowing or written-back pools."""
     rng = np.random.default_rng([seed, 7])
