@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def _labels(runs: Sequence[ReportedRun]) -> str:
 
 
 def _table(runs: Sequence[ReportedRun]) -> str:
-    columns = (
+    columns: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = (
         ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]), ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
         ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
         ("low precision", lambda s: s["quality_proxy"]["low_share"]),

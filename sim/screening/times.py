@@ -29,7 +29,8 @@ class Times:
     @property
     def makespan_ns(self) -> Ints:
         """[machines]"""
-        return self.step_end_ns[-1]
+        last: Ints = self.step_end_ns[-1]
+        return last
 
     @property
     def step_start_ns(self) -> Ints:
