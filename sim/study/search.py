@@ -204,15 +204,18 @@ def _compare(ours: Row, theirs: Row) -> Paired:
 
 def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
     """The search's state, begun or gone on with."""
-    samplers = {
-        "tpe": lambda: optuna.samplers.TPESampler(seed=search.seed, constant_liar=True),
-        "random": lambda: optuna.samplers.RandomSampler(seed=search.seed),
-        "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=search.seed),
-    }
     study = optuna.create_study(
         storage=f"sqlite:///{output_dir / STORAGE}", study_name="search", load_if_exists=True,
-        directions=list(search.objectives.values()), sampler=samplers[search.sampler](),
+        directions=list(search.objectives.values()),
     )  # fmt: skip
+    # One that goes on would otherwise propose again what it has proposed.
+    seed = int(np.random.SeedSequence([search.seed, len(study.trials)]).generate_state(1)[0])
+    samplers = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed),
+    }
+    study.sampler = samplers[search.sampler]()
     asked = {"parameters": dict(search.parameters), "objectives": dict(search.objectives)}
     kept = study.user_attrs.get("asked", asked)
     if kept != asked:
