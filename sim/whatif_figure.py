@@ -17,6 +17,7 @@ def draw(directory: Path, found: Answer, system: str) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     # Text stays text, and the file the same from run to run.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whatif"}):
@@ -40,6 +41,7 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             axis.set_xticks(shown, [f"{value:g}" for value in shown], minor=False)
             axis.set_xticks([], minor=True)
             axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
             axis.yaxis.set_minor_formatter("{x:g}")
         else:
             axis.set_ylim(0, None)
