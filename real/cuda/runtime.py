@@ -29,6 +29,9 @@ class Runtime(Protocol):
     def stream(self, name: str) -> Stream:
         """A stream of its own."""
 
+    def make_current(self, stream: Stream) -> Stream:
+        """What the calling thread launches without naming a stream goes there from now on; where it went before."""
+
     def event(self, *, timed: bool = False) -> Event: ...
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -69,9 +72,11 @@ class Runtime(Protocol):
 
     def capture(self, stream: Stream, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
                 writes: Sequence[Tensor] = ()) -> Graph:  # fmt: skip
-        """What ``work`` launches, as one graph; its addresses are those of now."""
+        """What ``work`` launches, as one graph; its addresses are those of now. ``work`` is done once on the way."""
 
-    def replay(self, graph: Graph, stream: Stream) -> None: ...
+    def replay(self, graph: Graph, stream: Stream, *, reads: Sequence[Tensor] = (),
+               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
+        """Give a stream a graph, whose tables may now point to other memory than at its capture."""
 
     def host_writes(self, memory: Tensor) -> None:
         """Said before the host writes pinned memory that copies may still read."""
@@ -89,6 +94,11 @@ class CudaRuntime:
 
     def stream(self, name: str) -> Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def make_current(self, stream: Stream) -> Stream:
+        before = torch.cuda.current_stream(self.device)
+        torch.cuda.set_stream(stream)
+        return before
 
     def event(self, *, timed: bool = False) -> Event:
         return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
@@ -139,13 +149,13 @@ class CudaRuntime:
             return work()
 
     def stamp(self, clock: Tensor, stream: Stream) -> None:
-        from real.cuda.pacing import stamp
+        from real.kernels.pacing import stamp
 
         with torch.cuda.stream(stream):
             stamp(clock)
 
     def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
-        from real.cuda.pacing import spin_until
+        from real.kernels.pacing import spin_until
 
         with torch.cuda.stream(stream):
             spin_until(clock, due_ns)
@@ -161,7 +171,8 @@ class CudaRuntime:
                 work()
         return graph
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: Graph, stream: Stream, *, reads: Sequence[Tensor] = (),
+               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
         with torch.cuda.stream(stream):
             graph.replay()
 

@@ -48,14 +48,16 @@ class Segment:
         self.table_J = runtime.allocate(4 * num_needs).view(torch.int32)
         self.outputs_JH = runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
         runtime.run(stream, lambda: self.table_J.zero_(), writes=[self.table_J])
+        self._pool = pool
         self._graph: Graph = runtime.capture(
             stream, lambda: self.outputs_JH.copy_(compute(self.x_1H, self.table_J)),
-            reads=[self.x_1H, self.table_J, pool], writes=[self.outputs_JH],
+            reads=[self.x_1H, self.table_J, pool[0]], writes=[self.outputs_JH],
         )  # fmt: skip
 
-    def replay(self) -> Tensor:
+    def replay(self, slots: Sequence[int]) -> Tensor:
         """fp32 [J, H], overwritten by the next replay; what it reads must be ordered before on the stream."""
-        self._runtime.replay(self._graph, self._stream)
+        reads = [self.x_1H, self.table_J, *(self._pool[slot] for slot in slots)]
+        self._runtime.replay(self._graph, self._stream, reads=reads, writes=[self.outputs_JH])
         return self.outputs_JH
 
 
@@ -75,7 +77,10 @@ class Segments:
         self._segments: dict[tuple[int, int], Segment] = {}
 
     def prepare(self) -> None:
-        """Capture everything that a run may ask for: in a run it would take long, and memory over the budget."""
+        """Capture everything that a run may ask for: in a run it would take long, and memory over the budget.
+
+        A capture computes once, with what lies in the first slot of each pool.
+        """
         for kind in range(len(self._computes)):
             for num_needs in range(1, self._most_needs + 1):
                 self._segment(kind, num_needs)
@@ -103,7 +108,7 @@ class Segments:
         self._runtime.record(copied, self._stream)
         self._tables.give_back(buffer, copied)
         self._runtime.run(self._stream, lambda: self._x_1H.copy_(x_1H), reads=[x_1H], writes=[self._x_1H])
-        return segment.replay()
+        return segment.replay(slots)
 
 
 def tables_bytes(most_needs: int) -> int:

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from real.cuda.pacing import spin_until, stamp
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.grouped_gemm import grouped_gemm
 from real.kernels.jit import Call, recorded
+from real.kernels.pacing import spin_until, stamp
 from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.kernels.sparse_expert import gathered_expert, sparse_expert

@@ -28,10 +28,10 @@ LAYERS = (
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired", "bound_problem", "relaxation", "breakeven"},
     {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.threads", "real.timers", "real.kernels", "real.cuda"},
+     "real.threads", "real.timers", "real.kernels"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
      "real.checkpoint", "real.weightless", "real.expert_work", "real.cpu", "real.computing_null", "real.live",
-     "real.live_workload"},
+     "real.live_workload", "real.cuda"},
 )  # fmt: skip
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure",
@@ -44,7 +44,7 @@ TOP = {
     "sim.reproduce.verdicts", "sim.reproduce.wrong",
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
-    "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
+    "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
     "real.validate", "real.validation",
 }  # fmt: skip

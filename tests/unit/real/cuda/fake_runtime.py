@@ -4,7 +4,7 @@ Everything given to a stream gets a place in that stream's order. An event carri
 hands that on. Before memory is read, its last writes must be ordered before; before it is written, all reads and writes
 of it. What only the luck of timing puts in order is refused.
 
-``strict`` hosts order nothing by waiting: each edge must be one between streams, as if no host ever waited.
+A ``strict`` host's waiting orders only what the host itself writes: between streams each edge must be one of theirs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeRuntime:
         self.time_ns = 0
         """Of the only clock: it moves by what streams are held."""
         self.log: list[str] = []
-        self.legacy = FakeStream(0, "legacy")
+        self.legacy = self.current = FakeStream(0, "legacy")
 
     # ---- order
 
@@ -72,6 +72,10 @@ class FakeRuntime:
         with self._lock:
             self._streams.append(FakeStream(len(self._streams) + 1, name))
             return self._streams[-1]
+
+    def make_current(self, stream: FakeStream) -> FakeStream:
+        before, self.current = self.current, stream
+        return before
 
     def event(self, *, timed: bool = False) -> FakeEvent:
         return FakeEvent()
@@ -88,9 +92,7 @@ class FakeRuntime:
 
     def synchronize(self, event: FakeEvent) -> None:
         with self._lock:
-            clock = recorded(event)
-            if not self._strict:
-                join(self._host, clock)
+            join(self._host, recorded(event))
 
     def elapsed_ns(self, first: FakeEvent, last: FakeEvent) -> int:
         return last.time_ns - first.time_ns
@@ -140,7 +142,8 @@ class FakeRuntime:
     ) -> T:
         with self._lock:
             self._check_stream(stream)
-            join(stream.clock, self._host)
+            own = {-1: self._host_steps}
+            join(stream.clock, own if self._strict else self._host)
             stream.clock[stream.number] = nth = stream.clock.get(stream.number, 0) + 1
             for memory, is_write in [*((m, False) for m in reads), *((m, True) for m in writes)]:
                 self._use(memory, is_write, stream.number, nth, stream.clock, stream.name)
@@ -193,11 +196,12 @@ class FakeRuntime:
         writes: Sequence[Tensor] = (),
     ) -> Any:
         self.run(stream, work, reads=reads, writes=writes)
-        return work, tuple(reads), tuple(writes)
+        return work
 
-    def replay(self, graph: Any, stream: FakeStream) -> None:
-        work, reads, writes = graph
-        self.run(stream, work, reads=reads, writes=writes)
+    def replay(
+        self, graph: Any, stream: FakeStream, *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()
+    ) -> None:
+        self.run(stream, graph, reads=reads, writes=writes)
 
 
 def recorded(event: FakeEvent) -> Clock:

@@ -1,0 +1,376 @@
+"""The device that is a GPU: experts move from pinned memory, or a file by way of it, into slots that compute reads.
+
+The driver's contract is the CPU device's: a loader thread for each engine, the caller's thread as the compute stream.
+What the host does is only to issue: order on the device is by streams and events (`real.cuda.slots`). A service's end
+and a computation's are each one event that a thread waits for.
+
+``links=paced`` and ``compute=padded`` let kernels spin until nominal times have passed, so that this GPU stands for a
+slower one: real schedules, nominal durations. Results of such runs are *emulated* and say so; caches and memory of the
+device remain its own.
+
+Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store (``source=ram``), what link 1 has
+brought into a pinned transit buffer, or the file by way of staging buffers. There is no managed RAM tier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from threading import Condition, local
+
+import torch
+from torch import Tensor
+
+from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
+from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Source
+from real.cuda.runtime import CudaRuntime, Runtime, Stream
+from real.cuda.segments import Segments, tables_bytes
+from real.cuda.slots import DeviceSlots
+from real.cuda.work import DeviceWork, segments_of
+from real.device import TAIL, Listener, Service, Turn
+from real.expert_work import SiteInputs, Weights
+from real.reading import BufferedReader, DirectReader, Reader
+from real.settings import Engine
+from real.store import Store, StoreError
+from real.threads import Job, Seat, ThreadedDevice, Worker
+from real.timers import sleep_until
+from sim.controller import Controller
+from sim.run import Run
+
+PIECE_BYTES = 8 << 20
+"""150 us of a PCIe 5 link: what a piece's own cost vanishes in."""
+STAGING_BUFFERS = 3
+"""One is read into, one copied, and one waits."""
+
+
+class CudaDevice(ThreadedDevice):
+    """``controller`` is the run's: its slots are asked what is resident. Used for one run.
+
+    ``uses_graphs``: a replay's experts are computed by captured kernels where their form allows it.
+    """
+
+    def __init__(self, controller: Controller, weights: Weights, engine: Engine, runtime: Runtime, *,
+                 overflow_bytes: int = 0, uses_graphs: bool = True) -> None:  # fmt: skip
+        super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
+        _check(controller, weights.store, engine)
+        self._controller, self._store, self._engine, self._runtime = controller, weights.store, engine, runtime
+        self._is_padded, self._is_live = engine.compute == "padded", False
+        largest = max(controller.geometry.variant_bytes)
+        spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
+        self.slots = DeviceSlots(runtime, controller.slots, spare)
+        self.stream = runtime.stream("compute")
+        self._clock = runtime.allocate(8)
+        self._work_of = DeviceWork(weights, controller.geometry, self._clock)
+        self._uses_graphs = uses_graphs
+        self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
+        self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
+        self._transit: dict[int, Tensor] = {}  # by transfer
+        self._cpu_inputs: dict[int, Tensor] = {}
+        self._own = local()
+        self._readers: list[Reader] = []
+        self.load_s = 0.0
+
+    # ---- before and after
+
+    def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
+        """Pin, load what is resident at the start, capture; then nothing is allocated any more, and the run begins."""
+        began = time.perf_counter()
+        self._take_memory(engines)
+        pieces = self._piece_bytes
+        self._engines = [CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])]
+        for key in self._controller.slots.initial:
+            slot = self.slots.place(key)
+            self._engines[0].begin(slot, is_paced=False)
+            self._engines[0].copy(slot, self._home(key, 0), 0, self._bytes_of(key))
+            self._engines[0].end(slot)
+        # A capture looks at slots, too.
+        self._put_behind(self.stream, self._engines[0].stream)
+        self._segments = self._capture() if self._uses_graphs else None
+        for engine in self._engines:
+            self._put_behind(engine.stream, self.stream)
+        self.slots.seal()
+        self.load_s = time.perf_counter() - began
+        # A live run's model computes in the caller's thread, and must not do so on the legacy stream.
+        self._stream_before = self._runtime.make_current(self.stream)
+        super().open(listener, engines)
+
+    def _take_memory(self, engines: tuple[int, ...]) -> None:
+        """One arena for all that is pinned."""
+        largest, size = max(self._controller.geometry.variant_bytes), self._store.header.num_bytes
+        in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 else 0
+        is_home = self._engine.source == "ram"
+        staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
+        self.arena = PinnedArena(
+            self._runtime, ring_bytes(in_transit, largest) + staging + tables_bytes(1) + (size if is_home else 0)
+        )
+        self._content: Tensor | None = None
+        self._rings: list[StagingRing] = []
+        if is_home:
+            self._content = self.arena.take(size)
+            self._reader().read(0, self._content.numpy())
+        else:
+            self._rings = [
+                StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])
+            ]
+        self._free_transit = [self.arena.take(largest) for _ in range(in_transit)]
+        self._transit_given_back = Condition(self.lock)
+
+    def _capture(self) -> Segments | None:
+        pools, slots, g = [], self._controller.slots, self._controller.geometry
+        for precision in range(len(g.precisions)):
+            found = {slots.pool_of[g.key(precision, s, e)] for s in range(g.sites) for e in range(g.experts)}
+            if len(found) > 1:
+                return None
+            pools += found
+        segments = segments_of(self._runtime, self.stream, self.arena, self.slots, pools, self._work_of.weights)
+        if segments is not None:
+            segments.prepare()
+        return segments
+
+    def close(self) -> None:
+        """Raise DeviceError if a replay has taken more of the device than its budget."""
+        try:
+            super().close()
+            if not self._is_live:
+                self.slots.check_budget()
+        finally:
+            self._runtime.make_current(self._stream_before)
+            self._finish(self.stream)
+            for engine in self._engines:
+                engine.finish()
+            self.arena.close()
+            for reader in self._readers:
+                reader.close()
+
+    def _put_behind(self, later: Stream, stream: Stream) -> None:
+        """What one stream is given from now on comes after what another has been given so far."""
+        event = self._runtime.event()
+        self._runtime.record(event, stream)
+        self._runtime.wait(later, event)
+
+    def _finish(self, stream: Stream) -> None:
+        end = self._runtime.event()
+        self._runtime.record(end, stream)
+        self._runtime.synchronize(end)
+
+    # ---- what moves
+
+    def serve(self, service: Service) -> None:
+        self._base[service.row] = self._moved.setdefault((service.link, service.number), 0)
+        if service.link == 0:
+            self.slots.place(service.key)
+        super().serve(service)
+
+    def _copy_paced(self, seat: Seat, service: Service) -> None:
+        """Link 0: all of it at once, or chunk by chunk where it may be cut. The others are the host's."""
+        if service.link:
+            super()._copy_paced(seat, service)
+            return
+        engine, slot = self._engines[service.engine], self.slots.of(service.key)
+        base, step = self._base[service.row], service.chunk_bytes or service.moved_bytes
+        engine.begin(slot, self._is_paced)
+        lag_ns = self.now_ns() - service.start_ns
+        due_ns: Callable[[int], int] | None = None
+        if self._is_paced:
+            due_ns = partial(_due_ns, service, lag_ns)
+        for done in range(0, service.moved_bytes, step):
+            count = min(step, service.moved_bytes - done)
+            engine.copy(slot, self._source(service, base + done + count), base + done, count, due_ns, done)
+            with self.lock:
+                self._moved[0, service.number] = base + done + count
+            if done + count < service.moved_bytes:
+                engine.finish()
+                with self.lock:
+                    if seat.is_asked:
+                        self._hand_over(partial(self._listener.on_chunk, service, done + count))
+                        return
+        self._end(engine, service)
+
+    def _copy(self, service: Service, done: int, count: int) -> None:
+        """Some bytes of an outer link's service into its transit buffer; or all of one of several engines' to the
+        device, unpaced."""
+        if service.link == 0:
+            engine, slot = self._engines[service.engine], self.slots.of(service.key)
+            engine.begin(slot, is_paced=False)
+            engine.copy(slot, self._source(service, service.moved_bytes), self._base[service.row] + done, count)
+            self._end(engine, service)
+            return
+        buffer = self._transit_of(service.number)
+        begin = self._base[service.row] + done
+        if service.link == self._controller.route.links - 1:
+            if self._content is not None:
+                offset = self._offset(service.key) + begin
+                buffer[begin : begin + count].copy_(self._content[offset : offset + count])
+            else:
+                self._reader().read(self._offset(service.key) + begin, buffer[begin : begin + count].numpy())
+        with self.lock:
+            self._moved[service.link, service.number] = begin + count
+            self._news.notify_all()
+
+    def _end(self, engine: CopyEngine, service: Service) -> None:
+        engine.end(self.slots.of(service.key))
+        with self.lock:
+            if (buffer := self._transit.pop(service.number, None)) is not None:
+                self._free_transit.append(buffer)
+                self._transit_given_back.notify_all()
+
+    def _transit_of(self, number: int) -> Tensor:
+        """A transfer's buffer, for whichever link touches it first; waits until one is free."""
+        with self.lock:
+            while number not in self._transit and not self._stop.is_set():
+                if self._free_transit:
+                    self._transit[number] = self._free_transit.pop()
+                    self._runtime.host_writes(self._transit[number])
+                elif not self._transit_given_back.wait(self._patience_s):
+                    raise RuntimeError(f"no transit buffer has become free for {self._patience_s:g} s")
+            return self._transit[number]
+
+    def _source(self, service: Service, until: int) -> Source:
+        """Where link 0 finds a variant; its first ``until`` bytes are there on return."""
+        if self._controller.route.links == 1:
+            return self._home(service.key, service.engine)
+        with self.lock:
+            while self._moved.get((1, service.number), 0) < until and not self._stop.is_set():
+                if not self._news.wait(self._patience_s):
+                    raise RuntimeError(
+                        f"link 1 has not brought {until} B of transfer {service.number}: nothing happens"
+                    )
+            return Pinned(self._transit[service.number])
+
+    def _home(self, key: int, engine: int) -> Source:
+        """A variant where it rests."""
+        offset = self._offset(key)
+        if self._content is not None:
+            return Pinned(self._content[offset : offset + self._bytes_of(key)])
+
+        def read(begin: int, into: Tensor) -> None:
+            self._reader().read(offset + begin, into.numpy())
+
+        return Elsewhere(read, self._rings[engine])
+
+    def _reader(self) -> Reader:
+        """The calling thread's own."""
+        if not hasattr(self._own, "reader"):
+            self._own.reader = _open(self._store, self._engine.source, self._piece_bytes)
+            self._readers.append(self._own.reader)
+        reader: Reader = self._own.reader
+        return reader
+
+    def _offset(self, key: int) -> int:
+        g = self._controller.geometry
+        return self._store.header.offset(g.precision_of(key), g.site_of(key), g.expert_of(key))
+
+    def _bytes_of(self, key: int) -> int:
+        return self._controller.geometry.bytes_of(key)
+
+    # ---- what is computed
+
+    def begin_site(self, inputs: SiteInputs) -> None:
+        """Live: the next gate's inputs, which the stream of the device has made."""
+        if inputs.hidden.device != self._clock.device:
+            raise RuntimeError(
+                f"the model computes on {inputs.hidden.device}, its experts on {self._clock.device}: move it there"
+            )
+        self._is_live = True
+        self._work_of.begin_site(inputs)
+
+    def end_site(self) -> Tensor:
+        """Live: what the site's experts add up to [T, H]."""
+        self._runtime.run(self.stream, self._work_of.join)
+        return self._runtime.run(self.stream, self._work_of.end_site)
+
+    def compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        start_ns, g = self.now_ns(), self._controller.geometry
+        if self._is_padded:
+            self._runtime.stamp(self._clock, self.stream)
+        if key != TAIL and g.expert_of(key) < g.experts:
+            self._compute_expert(key, rows)
+        elif not self._is_live and not self._is_padded:
+            self._runtime.run(
+                self.stream, partial(self._work_of.run_dense, -1 if key == TAIL else g.site_of(key), rows)
+            )
+        if self._is_padded:
+            self._runtime.spin_until(self._clock, nominal_ns - (self.now_ns() - start_ns), self.stream)
+        self._finish(self.stream)
+        self._raise_failure()
+
+    def _compute_expert(self, key: int, rows: int) -> None:
+        slot, g, work = self.slots.of(key), self._controller.geometry, self._work_of
+        self.slots.begin_read(slot, self.stream)
+        if self._segments is not None and rows == 1 and not self._is_live:
+            self._segments.run(g.precision_of(key), work.noise, [slot.index])
+        else:
+            blob = slot.memory[: self._bytes_of(key)]
+            self._runtime.run(self.stream, lambda: work.run(key, blob, work.rows(key, rows)), reads=[blob])
+        self.slots.end_read(slot, self.stream)
+
+    def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
+        # The copy waits for the compute stream alone.
+        self._cpu_inputs[key] = self._runtime.run(self.stream, lambda: self._work_of.rows(key, tokens).to("cpu"))
+        super().compute_on_cpu(key, tokens, nominal_ns)
+
+    def _perform(self, worker: Worker, job: Job) -> None:
+        if worker is self._cpu:
+            with self.lock:
+                rows = self._cpu_inputs.pop(job.number)
+            self._work_of.run_on_cpu(job.number, self._host_blob(job.number), rows)
+
+    def _host_blob(self, key: int) -> Tensor:
+        """A variant in host memory, read if it does not rest there."""
+        offset, size = self._offset(key), self._bytes_of(key)
+        if self._content is not None:
+            return self._content[offset : offset + size]
+        blob = torch.empty(size, dtype=torch.uint8)
+        self._reader().read(offset, blob.numpy())
+        return blob
+
+    # ---- time
+
+    def sleep_until(self, time_ns: int, turn: Turn) -> None:
+        # Host times are nominal, too: only a padded machine has them beside its own.
+        if self._is_padded or turn == Turn.ARRIVALS:
+            super().sleep_until(time_ns, turn)
+
+    def _pace_job(self, until_ns: int) -> None:
+        if self._is_padded:
+            sleep_until(self._opened_ns + until_ns, self._stop)
+
+
+def _due_ns(service: Service, lag_ns: int, done: int) -> int:
+    """When so many bytes are due after the stamp, which came ``lag_ns`` after the service's beginning."""
+    return max(0, service.due_ns(done) - lag_ns)
+
+
+def _open(store: Store, source: str, piece_bytes: int) -> Reader:
+    return DirectReader(store.path, piece_bytes) if source == "direct" else BufferedReader(store.path)
+
+
+def _check(controller: Controller, store: Store, engine: Engine) -> None:
+    """Raise ValueError for what this device does not do."""
+    loader, g = controller.loader, controller.geometry
+    refused = {
+        "a managed RAM tier": controller.ram is not None,
+        f"{controller.route.links} links": controller.route.links > 2,
+        f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
+        f"payload {type(controller.payload).__name__} (partial moves, or more than one expert)":
+            not controller.payload.whole,
+        "loader.copies=free (no copy takes no time)": loader.copies == "free",
+        "loader.write_back (weights are never copied back)": loader.write_back,
+        f"engine.source={engine.source} (only what rests in pinned memory: ram)": engine.source != "ram",
+    }  # fmt: skip
+    if wrong := [what for what, is_asked in refused.items() if is_asked]:
+        raise ValueError(f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system")
+    sizes = tuple(variant.num_bytes for variant in store.header.variants)
+    if g.variant_bytes != sizes or (g.sites, g.experts) != (store.header.sites, store.header.experts):
+        raise StoreError(
+            f"{store.path} holds {store.header.sites} x {store.header.experts} experts of {sizes} B, the run needs "
+            f"{g.sites} x {g.experts} of {g.variant_bytes} B"
+        )
+
+
+def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
+    """The device for a run (`real.devices`). Raise ValueError where there is no GPU."""
+    if weights is None:
+        raise ValueError("device=cuda computes experts: it needs a store")
+    return CudaDevice(run.controller, weights, engine, CudaRuntime(), overflow_bytes=run.ledger.overflow_bytes)

@@ -1,0 +1,177 @@
+"""``python -m real.probe [--output FILE]``: what this machine's link to its GPU, host calls and kernels take.
+
+Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory, alone and two behind
+each other; what the host pays for a launch, an event, a wait and the read-out of a routing; the cost of pinning; FloE's
+gather by columns; the kernels beside a measured copy. Nothing is fitted here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from real.cuda.arena import PinnedArena
+from real.cuda.gather import Gatherer, arena_bytes
+from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
+from real.timers import sharpen_timers
+
+SIZES = tuple(1 << bits for bits in range(12, 29, 2))
+"""4 KiB to 256 MiB."""
+COLUMNS = (1, 5, 10, 25, 50, 100, 200)
+GATHER_THREADS = (1, 4, 16)
+PAIRS, ROW_BYTES, KEPT = 14336, 16384, 0.1
+"""Mixtral's expert as FloE keeps it on the host; the share of a transfer."""
+REPEATS = 12
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and 95th percentile, and of how many."""
+    ranked = sorted(values)
+    return {"median": median(ranked), "p95": ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))], "n": len(ranked)}
+
+
+def copies(runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
+    """A row for each size and kind of memory: ns of one copy, and of each of 8 behind each other."""
+    stream, rows = runtime.stream("probe"), []
+    device, pinned = runtime.allocate(max(sizes)), arena.take(max(sizes))
+    pageable = torch.ones(max(sizes), dtype=torch.uint8)
+    for memory, source in (("pinned", pinned), ("pageable", pageable)):
+        for size in sizes:
+            for count in (1, 8):
+                taken = [timed_copies(runtime, stream, device[:size], source[:size], count) for _ in range(REPEATS)]
+                told = quantiles([ns / count for ns in taken[2:]])
+                rows.append({"memory": memory, "bytes": size, "in_a_row": count, "copy_ns": told,
+                             "bytes_per_s": size / told["median"] * 1e9})  # fmt: skip
+    return rows
+
+
+def timed_copies(runtime: Runtime, stream: Any, target: Tensor, source: Tensor, count: int) -> int:
+    """ns on the device, from before the first of ``count`` copies to behind the last."""
+    begin, end = runtime.event(timed=True), runtime.event(timed=True)
+    runtime.record(begin, stream)
+    for _ in range(count):
+        runtime.copy(target, source, stream)
+    runtime.record(end, stream)
+    runtime.synchronize(end)
+    return runtime.elapsed_ns(begin, end)
+
+
+def gathers(
+    runtime: Runtime, arena: PinnedArena, pairs: int = PAIRS, row_bytes: int = ROW_BYTES,
+    columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for several threads."""
+    source = torch.ones(pairs, row_bytes, dtype=torch.uint8)
+    kept = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: int(KEPT * pairs)].sort().values
+    target = runtime.allocate(len(kept) * row_bytes).view(len(kept), row_bytes)
+    rows = []
+    for number in threads:
+        for group in columns:
+            gatherer = Gatherer(runtime, arena, number, group, row_bytes)
+            taken = [_gather_ns(runtime, gatherer, source, kept, target) for _ in range(REPEATS)]
+            gatherer.close()
+            told = quantiles(taken[2:])
+            rows.append({"threads": number, "columns": group, "gather_ns": told,
+                         "bytes_per_s": target.numel() / told["median"] * 1e9})  # fmt: skip
+    return rows
+
+
+def _gather_ns(runtime: Runtime, gatherer: Gatherer, source: Tensor, kept: Tensor, target: Tensor) -> int:
+    begin_ns = time.perf_counter_ns()
+    for end in gatherer.gather(source, kept, target):
+        runtime.synchronize(end)
+    return time.perf_counter_ns() - begin_ns
+
+
+def gathers_bytes(row_bytes: int, columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS) -> int:
+    """What ``gathers`` takes of a pinned arena: each combination has buffers of its own."""
+    return sum(arena_bytes(number, group, row_bytes) for number in threads for group in columns)
+
+
+def host_costs(device: torch.device) -> dict[str, dict[str, float]]:
+    """ns that the host is busy with one call of each kind, on a stream of its own."""
+    x = torch.randn(4096, device=device, dtype=torch.bfloat16)
+    gate = torch.randn(8, 4096, device=device, dtype=torch.bfloat16)
+    stream, event = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ids = torch.empty(2, dtype=torch.int64, pin_memory=True)
+
+    def read_out() -> None:
+        ids.copy_(torch.topk(gate @ x, 2).indices, non_blocking=True)
+        event.record(stream)
+        event.synchronize()
+
+    calls: dict[str, Callable[[], object]] = {
+        "launch": lambda: x.add_(0), "matmul": lambda: gate @ x, "event_record": lambda: event.record(stream),
+        "stream_wait": lambda: stream.wait_event(event), "routing_read_out": read_out,
+    }  # fmt: skip
+    with torch.cuda.stream(stream):
+        return {name: quantiles(_host_ns(stream, call)) for name, call in calls.items()}
+
+
+def _host_ns(stream: Any, call: Callable[[], object], count: int = 300) -> list[float]:
+    for _ in range(20):
+        call()
+    stream.synchronize()
+    taken = []
+    for number in range(count):
+        begin_ns = time.perf_counter_ns()
+        call()
+        taken.append(float(time.perf_counter_ns() - begin_ns))
+        # A full queue would make the host wait.
+        if number % 50 == 49:
+            stream.synchronize()
+    return taken
+
+
+def probe(runtime: CudaRuntime) -> dict[str, Any]:
+    """All facts. Takes about a minute."""
+    from real.kernels.bench import copy_bytes_per_s, measure
+
+    sharpen_timers()
+    began_ns = time.perf_counter_ns()
+    arena = PinnedArena(runtime, max(SIZES) + gathers_bytes(ROW_BYTES))
+    pin_ns = time.perf_counter_ns() - began_ns
+    try:
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "gpu": torch.cuda.get_device_name(runtime.device),
+            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "system": platform.platform()},
+            "pinning": {"bytes": arena.num_bytes, "ns": pin_ns},
+            "copies": copies(runtime, arena), "host": host_costs(runtime.device), "gather": gathers(runtime, arena),
+            "device_copy_bytes_per_s": copy_bytes_per_s(),
+            "kernels": [{**asdict(timed), "bytes_per_s": timed.bytes_per_s} for timed in measure()],
+        }  # fmt: skip
+    finally:
+        arena.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m real.probe", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("facts.json"), help="where the facts go (facts.json)")
+    options = parser.parse_args()
+    try:
+        if not options.output.parent.is_dir():
+            raise DeviceError(f"{options.output.parent} is no folder: create it first, or choose another --output")
+        facts = probe(CudaRuntime())
+        options.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    except (DeviceError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    best = max(row["bytes_per_s"] for row in facts["copies"] if row["memory"] == "pinned")
+    print(f"{facts['gpu']}: {best / 1e9:.1f} GB/s from pinned memory; facts: {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The CUDA device on a runtime without a GPU, which refuses what a GPU might have done in another order.
+
+Oracles: the CPU device's logits, bit for bit; the store's own bytes under every expert that is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from fake_runtime import FakeRuntime
+from hydra import compose, initialize_config_dir
+
+import real.cuda.device
+from real.cuda.device import CudaDevice
+from real.execute import replay_driver
+from real.live_run import live_driver, prepare
+from real.prepare import Prepared, prepare_replay, read_request
+from sim.build import ROOT
+from sim.record import Record
+from sim.trace import Trace
+
+FREE = ("engine.links=free", "engine.compute=free")
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture
+def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRuntime]:
+    """What devices made in this test run on."""
+    made: list[FakeRuntime] = []
+
+    def make() -> FakeRuntime:
+        made.append(FakeRuntime(strict=True))
+        return made[-1]
+
+    monkeypatch.setattr(real.cuda.device, "CudaRuntime", make)
+    return made
+
+
+@pytest.fixture
+def prepared(stores: Path, bundled_trace: Trace, runtimes: list[FakeRuntime]) -> Prepare:
+    def make(*overrides: str, way: str = "replay") -> Prepared:
+        fixed = (f"input={way}", f"engine.store_dir={stores}", "output_dir=unused", "budget.resident_share=0.25",
+                 "live.prompt_tokens=5", "live.new_tokens=4", "live.sequences=1", "trace.path=capture/assets/traces/"
+                 "tiny_mixtral", *FREE)  # fmt: skip
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            request = read_request(compose("real", [*fixed, *overrides]), "system")
+        return prepare(request, bundled_trace) if way == "live" else prepare_replay(request, bundled_trace)
+
+    return make
+
+
+def watch(device: CudaDevice) -> list[int]:
+    """Compare a slot's bytes with the store's before each expert that is computed from it; the keys computed."""
+    seen: list[int] = []
+    compute = device._compute_expert
+
+    def look(key: int, rows: int) -> None:
+        size, offset = device._bytes_of(key), device._offset(key)
+        stored = device._store.path.read_bytes()[offset : offset + size]
+        assert device.slots.of(key).memory[:size].numpy().tobytes() == stored, f"{key} holds other bytes"
+        seen.append(key)
+        compute(key, rows)
+        device.slots.check()
+
+    device._compute_expert = look  # type: ignore[method-assign]
+    return seen
+
+
+def replay(run: Prepared) -> tuple[Record, list[int]]:
+    """Run it; what was recorded, and the keys of the experts that were computed."""
+    device, threads = cast(CudaDevice, run.device), threading.active_count()
+    seen = watch(device)
+    record = replay_driver(run).drive()
+    assert threading.active_count() == threads
+    return record, seen
+
+
+@pytest.mark.parametrize("system", ["lru", "hobbit"])
+def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -> None:
+    logits: dict[str, list[torch.Tensor]] = {}
+    for name in ("cpu", "cuda"):
+        run = prepared(f"device={name}", f"system={system}", way="live")
+        driver = live_driver(run)
+        logits[name] = driver.logits = []
+        driver.drive()
+    assert len(logits["cpu"]) == 5, "the prompt's, and one for each token"
+    for ours, theirs in zip(logits["cuda"], logits["cpu"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("system=lru",), ("system=hobbit",), ("system=lru", "engine.links=paced", "engine.compute=padded"),
+     ("system=lru", "loader.in_flight=2"), ("system=fiddler",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
+    overrides: tuple[str, ...], prepared: Prepare, runtimes: list[FakeRuntime]
+) -> None:
+    """The host's waiting orders nothing here: every edge is one between streams."""
+    run = prepared("device=cuda", "trace.max_sequences=1", *overrides)
+    record, seen = replay(run)
+    assert len(seen) > 100
+    loads = sum(link == 0 for link in record.service_link)
+    assert loads > 10
+    device = cast(CudaDevice, run.device)
+    assert sum(engine.num_copies for engine in device._engines) >= loads
+    assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
+    assert runtimes[-1].is_pinned(device.arena.take(0)) is False, "the arena is unpinned when the run has ended"
+
+
+def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        request = read_request(compose("real", ["device=cuda", f"engine.store_dir={stores}", "output_dir=unused",
+                                                "trace.path=capture/assets/traces/tiny_mixtral"]), "lru")  # fmt: skip
+    with pytest.raises(ValueError, match=r"there is no CUDA device here .* choose device=cpu or device=null"):
+        prepare_replay(request, bundled_trace)
