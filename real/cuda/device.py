@@ -117,7 +117,8 @@ class CudaDevice(ThreadedDevice):
         self._transit_given_back = Condition(self.lock)
 
     def _capture(self) -> Segments | None:
-        pools, slots, g = [], self._controller.slots, self._controller.geometry
+        pools: list[int] = []
+        slots, g = self._controller.slots, self._controller.geometry
         for precision in range(len(g.precisions)):
             found = {slots.pool_of[g.key(precision, s, e)] for s in range(g.sites) for e in range(g.experts)}
             if len(found) > 1:

@@ -55,7 +55,7 @@ def summarise(operator: str, shape: str, call_ns: Sequence[float], read_bytes: i
 
 def timed_calls(works: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
     """ns of one of ``works``, from graphs that run all of them once: each has its own memory."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     found = []
     with torch.cuda.stream(stream):
@@ -66,7 +66,7 @@ def timed_calls(works: Sequence[Callable[[], object]], repeats: int = REPEATS) -
             for work in works:
                 work()
         for _ in range(repeats + 2):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(stream)
             graph.replay()
             end.record(stream)
