@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from bundled import BUNDLED, Configure
 from sim.build import ROOT, load_trace
 from sim.trace import Trace
 
 # Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU, set it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-
-BUNDLED = "capture/assets/traces/tiny_mixtral"
-Configure = Callable[..., DictConfig]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,17 +52,29 @@ class Artefact:
 def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
     """Write ``name``.json and .npz into ``folder``, in place of those there; the same fit gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **{key: artefact.arrays[key] for key in sorted(artefact.arrays)})
+    packed = _packed(artefact.arrays)
     plain = {
         "schema": SCHEMA, "kind": artefact.kind, "parameters": dict(artefact.parameters), "trace": dict(artefact.trace),
         "shape": asdict(artefact.shape), "sequences": list(artefact.sequences), "results": dict(artefact.results),
-        "arrays_sha256": hashlib.sha256(packed.getvalue()).hexdigest(),
+        "arrays_sha256": hashlib.sha256(packed).hexdigest(),
     }  # fmt: skip
-    (folder / f"{name}.npz").write_bytes(packed.getvalue())
+    (folder / f"{name}.npz").write_bytes(packed)
     place = folder / f"{name}.json"
     place.write_text(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
     return place
+
+
+def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """An npz like numpy's; counts are packed by bzip2, a quarter smaller than deflated, which is better for floats."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for key in sorted(arrays):
+            plain = io.BytesIO()
+            np.save(plain, arrays[key], allow_pickle=False)
+            # Without a time of day: the same arrays give the same bytes.
+            method = zipfile.ZIP_DEFLATED if arrays[key].dtype.kind == "f" else zipfile.ZIP_BZIP2
+            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), plain.getvalue(), method, 9)
+    return packed.getvalue()
 
 
 def read_artefact(place: Path) -> Artefact:

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from conftest import Configure
+from bundled import Configure
 from real.device import NullDevice
 from real.driver import drive
 from sim.build import ROOT, build

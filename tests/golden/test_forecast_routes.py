@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from conftest import Configure
+from bundled import Configure
 from sim.build import build
 from sim.execute import Result, execute
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Configure
+from bundled import Configure
 from sim.build import build
 from sim.controller import Controller
 from sim.execute import execute

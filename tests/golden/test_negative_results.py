@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from conftest import Configure
+from bundled import Configure
 from sim.breakeven import crossing
 from sim.build import build
 from sim.execute import execute

@@ -135,6 +135,7 @@ def is_counted(one: Done) -> bool:
     """Every need is loaded into pools of slots of one size, which never hold more than they have room for."""
     scenario = one.scenario
     elsewhere = one.outcomes["skip"] or one.outcomes["cpu"] or scenario.loader.staging_slots or scenario.site_bytes
+    elsewhere = elsewhere or scenario.reroute is not None
     return scenario.precisions == 1 and not elsewhere and scenario.loader.retention == "strict"
 
 

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from omegaconf import OmegaConf
 
-from conftest import Configure
+from bundled import Configure
 from sim.build import build
 from sim.execute import execute
 from sim.explain import Explained, Question, main

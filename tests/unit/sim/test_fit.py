@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hydra.utils import instantiate
 
-from conftest import BUNDLED, Configure
+from bundled import BUNDLED, Configure
 from sim.build import ROOT, build
 from sim.execute import execute
 from sim.fit import main, request_of

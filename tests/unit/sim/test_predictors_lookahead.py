@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Configure
+from bundled import Configure
 from sim.build import build
 from sim.policies.lookahead import BestOf, ConfidentLookahead, GateLookahead, transfers_within
 from sim.policies.row_forecast import RowForecast
