@@ -37,9 +37,15 @@ RUNS = {
         "placement.up_to_tokens=1", "loader.chunk_bytes=33554432",
     ),
 }  # fmt: skip
+RUNS_OF_ONE_PART = ("mixtral_offloading",)
+"""What the others have, too."""
 
 
-@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, id=name, marks=pytest.mark.thorough if name in RUNS_OF_ONE_PART else ())
+     for name, words in RUNS.items()],
+)  # fmt: skip
 def test_two_runs_leave_the_same_bytes_but_for_wall_time_and_folder(tmp_path: Path, words: tuple[str, ...]) -> None:
     one = run(tmp_path / "one", "1", *words)
     two = run(tmp_path / "two", "271828", *words)

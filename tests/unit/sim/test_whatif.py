@@ -53,6 +53,7 @@ def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_
     assert slow.hit_ratio == fast.hit_ratio
 
 
+@pytest.mark.thorough
 def test_where_nothing_is_kept_the_cpu_wins_from_the_closed_form_on() -> None:
     """One expert on the CPU takes what its copy and its computation on the device take."""
     found = asked("cpu", "system=load_on_demand", values=(25, 400))

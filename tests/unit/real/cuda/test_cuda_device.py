@@ -101,8 +101,9 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
 
 @pytest.mark.parametrize(
     "overrides",
-    [("system=lru",), ("system=hobbit",), ("system=lru", "engine.links=paced", "engine.compute=padded"),
-     ("system=lru", "loader.in_flight=2"), ("system=fiddler",)],
+    [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
+     pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
+     pytest.param(("system=lru", "loader.in_flight=2"), marks=pytest.mark.thorough)],
     ids=" ".join,
 )  # fmt: skip
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(

@@ -42,6 +42,7 @@ def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.C
     assert spans[0] == spans[1] != set()
 
 
+@pytest.mark.thorough
 def test_a_prediction_that_is_off_shows_as_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MeasuredDurations, "hop_ns", lambda self, link, moved: 2 * self._nominal.hop_ns(link, moved))
     found = validate(tmp_path / "v")
