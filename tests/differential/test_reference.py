@@ -29,7 +29,7 @@ from differential.scenario import (
 )
 from differential.timeline import check
 
-SEEDS = range(60)
+SEEDS = range(100)
 WAITS = ("wait_all", "as_ready")
 
 
