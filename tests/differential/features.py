@@ -28,6 +28,7 @@ from differential.scenario import (
     Row,
     Scenario,
     Step,
+    draw_distinct,
     foresee,
     random_scenario,
     scored,
@@ -243,7 +244,7 @@ class Rows:
         self.draw, self.rng, self.scenario, self.top_k, self.encoder = draw, draw.rng, scenario, top_k, encoder
         sharpness = float(self.rng.choice([0.3, 1.0, 5.0]))
         popularity = self.rng.dirichlet(np.full(scenario.experts, sharpness), size=scenario.sites) + 0.01
-        self.popularity = popularity / popularity.sum(axis=1, keepdims=True)
+        self.popularity = (popularity / popularity.sum(axis=1, keepdims=True)).tolist()
         self.accuracy = float(self.rng.choice([0.3, 0.7, 0.9, 1.0]))
 
     def request(self) -> Request:
@@ -266,10 +267,10 @@ class Rows:
         )
 
     def routed(self, site: int) -> Routed:
-        chosen = self.rng.choice(self.scenario.experts, size=self.top_k, replace=False, p=self.popularity[site])
-        cuts = sorted(int(c) for c in self.rng.choice(range(1, 1024), size=self.top_k - 1, replace=False))
+        chosen = draw_distinct(self.rng, self.popularity[site], self.top_k)
+        cuts = sorted(1 + int(c) for c in self.rng.choice(1023, size=self.top_k - 1, replace=False))
         parts = [b - a for a, b in zip([0, *cuts], [*cuts, 1024], strict=True)]
-        pairs = [(int(expert), part / 1024) for expert, part in zip(chosen, parts, strict=True)]
+        pairs = [(expert, part / 1024) for expert, part in zip(chosen, parts, strict=True)]
         return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
     def forecast(self, routed: tuple[Routed, ...], site: int) -> Prediction:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from differential.rows import STALL_PARTS, IdleRow, ServiceRow, TransferRow
 from differential.scenario import Scenario
@@ -66,8 +67,7 @@ class Walk:
                 late = self.shared(service, max(since, service.start_ns + self.write_back_ns(number)), until)
             parts["late_prefetch"] += late
             parts["demand"] += share - late
-        engine = own[-1].engine
-        for other in self.of_engine[link, engine]:
+        for other in self.during(link, own[-1].engine, since, until):
             if other.number != number:
                 shared = self.shared(other, since, until)
                 behind = (
@@ -76,6 +76,14 @@ class Walk:
                 parts[f"behind_{behind}"] += shared
                 waited -= shared
         parts["no_slot"] += waited
+
+    def during(self, link: int, engine: int, since: int, until: int) -> Iterator[ServiceRow]:
+        """What an engine serves in that time, backwards. Its services follow each other (`timeline` checks that)."""
+        services = self.of_engine[link, engine]
+        for place in reversed(range(bisect_left(services, until, key=lambda service: service.start_ns))):
+            if 0 <= services[place].end_ns <= since:
+                return
+            yield services[place]
 
     def write_back_ns(self, number: int) -> int:
         """The first part of a service on link 0."""

@@ -188,6 +188,9 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
         return
     held = {key: 0 for pool in scenario.pools for key in pool.initial}
     claimed: set[int] = set()
+    services: dict[int, list[ServiceRow]] = defaultdict(list)
+    for row in timeline.services:
+        services[row.number].append(row)
     for row in timeline.services:
         transfer = timeline.transfers[row.number]
         if row.link > 0 or row.number in claimed or transfer.kind == "dense":
@@ -198,11 +201,10 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
             assert 0 <= arrived <= row.start_ns
         key = scenario.unpack(transfer.key)
         assert key not in held
-        held[key] = max(s.end_ns for s in timeline.services if (s.number, s.link) == (row.number, 0))
-        dropped = all(
-            s.end_ns >= 0 for s in timeline.services if s.number == row.number
-        ) and transfer.moved_bytes > sum(s.bytes for s in timeline.services if (s.number, s.link) == (row.number, 0))
-        if dropped:
+        last = [s for s in services[row.number] if s.link == 0]
+        held[key] = max(s.end_ns for s in last)
+        ended = all(s.end_ns >= 0 for s in services[row.number])
+        if ended and transfer.moved_bytes > sum(s.bytes for s in last):
             del held[key]
         for pool in scenario.pools:
             assert sum(scenario.size(k) for k in held if pool.covers(k)) <= pool.capacity_bytes
