@@ -33,7 +33,7 @@ from real.reading import (
 )
 from real.settings import Engine
 from real.slots import SlotMemory
-from real.store import Store, StoreError
+from real.store import Store
 from real.threads import Job, ThreadedDevice, Worker
 from real.timers import sleep_until
 from sim.controller import Controller
@@ -247,7 +247,7 @@ def _copy_all(sources: list[Bytes], targets: list[Bytes]) -> None:
 
 def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
-    loader, g = controller.loader, controller.geometry
+    loader = controller.loader
     refused = {
         f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
         f"payload {type(controller.payload).__name__} (moves that are not one expert)": not controller.payload.whole,
@@ -257,12 +257,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
     }  # fmt: skip
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
         raise ValueError(f"device=cpu does not run {' nor '.join(wrong)}; choose device=null, or another system")
-    sizes = tuple(variant.num_bytes for variant in store.header.variants)
-    if g.variant_bytes != sizes or (g.sites, g.experts) != (store.header.sites, store.header.experts):
-        raise StoreError(
-            f"{store.path} holds {store.header.sites} x {store.header.experts} experts of {sizes} B, the run needs "
-            f"{g.sites} x {g.experts} of {g.variant_bytes} B"
-        )
+    store.check_shape(controller.geometry)
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CpuDevice:

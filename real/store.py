@@ -23,6 +23,7 @@ import torch
 
 from real.experts_swap import ExpertForm, Tensors
 from real.kernels.quantise import Layout, dequantise, quantise
+from sim.types import Geometry
 
 MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
 ALIGNMENT = 4096
@@ -190,6 +191,16 @@ class Store:
             raise StoreError(
                 f"{path} has {found} bytes, but its header tells of {self.header.num_bytes}: it was cut or altered; "
                 f"delete it, and the next run writes it anew"
+            )
+
+    def check_shape(self, geometry: Geometry) -> None:
+        """Raise StoreError unless it holds the experts of a run, in the sizes that the run counts with."""
+        held, g = self.header, geometry
+        sizes = tuple(variant.num_bytes for variant in held.variants)
+        if g.variant_bytes != sizes or (g.sites, g.experts) != (held.sites, held.experts):
+            raise StoreError(
+                f"{self.path} holds {held.sites} x {held.experts} experts of {sizes} B, the run needs "
+                f"{g.sites} x {g.experts} of {g.variant_bytes} B; build it with the stored_bytes of this store"
             )
 
     def bytes_of(self, precision: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 from omegaconf import OmegaConf
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 from yaml import YAMLError  # type: ignore[import-untyped]
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     console = Console()
     console.print(table_of(found))
-    console.print(answer(found), soft_wrap=True)
+    console.print(answer(found), soft_wrap=True, markup=False)
     return 0
 
 
@@ -114,8 +115,10 @@ def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame
 
 def table_of(found: Comparison) -> Table:
     """Where the time of either went, and the difference, part by part."""
-    a, b = found.names
-    table = Table("time of", f"A: {a} (s)", f"B: {b} (s)", "A - B (s)", title="makespan", caption=found.label)
+    a, b = map(escape, found.names)
+    table = Table(
+        "time of", f"A: {a} (s)", f"B: {b} (s)", "A - B (s)", title="makespan", caption=escape(found.label or "")
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for part, (ours, theirs) in found.parts.items():

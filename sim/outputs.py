@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim.bounds import METHODS
@@ -68,7 +69,9 @@ def _write_json(path: Path, content: Summary, indent: int | None = None) -> None
 def print_summary(summary: Summary, console: Console) -> None:
     """The table, the transplant label where there is one, and the sentence."""
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
-    table = Table("metric", "value", "95 % interval", title=title, caption=_label(summary))
+    # A list among the overrides stands in brackets, which rich would take for markup.
+    caption = escape(_label(summary) or "")
+    table = Table("metric", "value", "95 % interval", title=escape(title), caption=caption)
     ci = summary["ci95"]
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
@@ -91,7 +94,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(table)
     for finding in summary["trace"]["findings"] or ():
         console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
-    console.print(answer(summary), soft_wrap=True)
+    console.print(answer(summary), soft_wrap=True, markup=False)
 
 
 def _label(summary: Summary) -> str | None:

@@ -32,7 +32,7 @@ from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import SiteInputs, Weights
 from real.reading import BufferedReader, DirectReader, Reader
 from real.settings import Engine
-from real.store import Store, StoreError
+from real.store import Store
 from real.threads import Job, Seat, ThreadedDevice, Worker
 from real.timers import sleep_until
 from sim.controller import Controller
@@ -349,7 +349,7 @@ def _open(store: Store, source: str, piece_bytes: int) -> Reader:
 
 def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
-    loader, g = controller.loader, controller.geometry
+    loader = controller.loader
     refused = {
         "a managed RAM tier": controller.ram is not None,
         f"{controller.route.links} links": controller.route.links > 2,
@@ -362,12 +362,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
     }  # fmt: skip
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
         raise ValueError(f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system")
-    sizes = tuple(variant.num_bytes for variant in store.header.variants)
-    if g.variant_bytes != sizes or (g.sites, g.experts) != (store.header.sites, store.header.experts):
-        raise StoreError(
-            f"{store.path} holds {store.header.sites} x {store.header.experts} experts of {sizes} B, the run needs "
-            f"{g.sites} x {g.experts} of {g.variant_bytes} B"
-        )
+    store.check_shape(controller.geometry)
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:

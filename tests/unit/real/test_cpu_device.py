@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from real.driver import drive
 from real.prepare import Prepared, prepare_replay, read_request
 from real.reading import read_whole
 from real.recording import record_run
+from real.settings import Engine
 from real.slots import SlotMemory
 from real.store import Store, StoreError
 from real.weightless import skeleton
@@ -224,6 +226,18 @@ def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(prepare: Pr
     path.write_bytes(b"PK" + content[2:])
     with pytest.raises(StoreError, match="no store of experts"):
         Store(path)
+
+
+def test_a_store_of_other_experts_than_the_run_counts_with_is_refused(prepare: Prepare) -> None:
+    lru, hobbit = (prepare(f"system={system}", *FREE) for system in ("lru", "hobbit"))
+    assert lru.weights is not None
+    assert hobbit.weights is not None
+    geometry = lru.run.controller.geometry
+    lru.weights.store.check_shape(geometry)
+    with pytest.raises(StoreError, match=r"holds 16 x 8 experts of \(92160,\) B, the run needs 15 x 8 of \(92160,\) B"):
+        lru.weights.store.check_shape(replace(geometry, sites=15))
+    with pytest.raises(StoreError, match=r"experts of \(92160, \d+\) B, the run needs 16 x 8 of \(92160,\) B"):
+        CpuDevice(lru.run.controller, hobbit.weights, Engine(source="direct"))
 
 
 def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(

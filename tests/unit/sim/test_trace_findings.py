@@ -54,3 +54,10 @@ def test_findings_are_printed_above_the_answer(summary_with: Callable[..., dict]
     lines = text.getvalue().splitlines()
     warning = lines.index("WARNING: the trace: top_k: 6 of 8 [sic]")
     assert any(line.startswith("With 50% of the expert bytes") for line in lines[warning:])
+
+
+def test_overrides_in_brackets_are_printed_as_they_were_given(summary_with: Callable[..., dict]) -> None:
+    text = io.StringIO()
+    summary = summary_with(None) | {"overrides": ["trace.exclude=[has_repetition]"]}
+    print_summary(summary, Console(file=text, width=200))
+    assert text.getvalue().count("with trace.exclude=[has_repetition]") == 2
