@@ -8,20 +8,13 @@ controller.
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from bundled import Configure
-from real.device import NullDevice
-from real.driver import drive
+from differential.both_drivers import check_both_drivers
 from sim.build import ROOT, build
-from sim.calls import RecordedController, RecordedWorkload, first_difference, replay
-from sim.engine import simulate
-from sim.frames import Frames
 from sim.run import Run
 from sim.trace import Trace
-from sim.workload import Workload
 
 PREDICTORS = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml") if path.stem != "none")
 ALONE = ("trace.max_sequences=1", "loader=mixtral_offloading", "loader.queue=replace")
@@ -46,19 +39,5 @@ def test_a_predictor_does_the_same_on_both_drivers(
         words = ("system=lru", f"predictor={predictor}", "budget.resident_share=0.25", *overrides)
         return build(configure(*words), predictor, bundled_trace)
 
-    simulated, driven = fresh(), fresh()
-    in_sim, on_device = RecordedController(simulated.controller), RecordedController(driven.controller)
-    steps = RecordedWorkload(driven.workload)
-    of_sim = simulate(in_sim, simulated.workload, simulated.durations)
-    of_device = drive(on_device, cast(Workload, steps), driven.durations, NullDevice())
-    assert of_sim == of_device
-    assert first_difference(in_sim.log, on_device.log) is None
-    tables = [
-        Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names).tables()
-        for run, record in ((simulated, of_sim), (driven, of_device))
-    ]
-    for name, table in tables[0].items():
-        assert table.equals(tables[1][name], null_equal=True), name
-    assert "prefetch" in tables[0]["transfers"]["class"].to_list(), "it forecast something that was absent"
-    again = fresh()
-    assert replay(on_device.log, again.controller, again.workload, steps.asked_ns) is None
+    tables = check_both_drivers(fresh)
+    assert "prefetch" in tables["transfers"]["class"].to_list(), "it forecast something that was absent"

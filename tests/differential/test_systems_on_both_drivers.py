@@ -9,20 +9,14 @@ controller.
 from __future__ import annotations
 
 from itertools import cycle
-from typing import cast
 
 import pytest
 
 from bundled import Configure
-from real.device import NullDevice
-from real.driver import drive
+from differential.both_drivers import check_both_drivers
 from sim.build import ROOT, build
-from sim.calls import RecordedController, RecordedWorkload, first_difference, replay
-from sim.engine import simulate
-from sim.frames import Frames
 from sim.run import Run
 from sim.trace import Trace
-from sim.workload import Workload
 
 SYSTEMS = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
 ALONE, TOGETHER = ("trace.max_sequences=1",), ("workload=continuous_4_chunked", "trace.max_sequences=2")
@@ -50,20 +44,6 @@ def test_a_system_does_the_same_on_both_drivers(
     def fresh() -> Run:
         return build(configure(f"system={system}", *overrides), system, bundled_trace)
 
-    simulated, driven = fresh(), fresh()
-    in_sim, on_device = RecordedController(simulated.controller), RecordedController(driven.controller)
-    steps = RecordedWorkload(driven.workload)
-    of_sim = simulate(in_sim, simulated.workload, simulated.durations)
-    of_device = drive(on_device, cast(Workload, steps), driven.durations, NullDevice())
-    assert of_sim == of_device
-    assert first_difference(in_sim.log, on_device.log) is None
-    tables = [
-        Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names).tables()
-        for run, record in ((simulated, of_sim), (driven, of_device))
-    ]
-    for name, table in tables[0].items():
+    for name, table in check_both_drivers(fresh).items():
         # Experts that are absent are the CPU's in this one, and nothing else moves.
         assert len(table) or (system, name) == ("llama_cpp", "transfers"), name
-        assert table.equals(tables[1][name], null_equal=True), name
-    again = fresh()
-    assert replay(on_device.log, again.controller, again.workload, steps.asked_ns) is None
