@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from differential.rows import Timeline
-from differential.scenario import Forecast, Need, PoolSpec, Prediction, Scenario, Step
+from differential.scenario import Forecast, Loader, Need, PoolSpec, Prediction, Scenario, Step, Thresholds
+
+WAITS = ("wait_all", "as_ready")
 
 
 def gate(*experts: int) -> tuple[Need, ...]:
@@ -71,3 +73,31 @@ def outcomes(timeline: Timeline) -> list[str]:
 
 
 SERVED = ("number", "link", "start_ns", "end_ns")
+
+
+def figure_9(wait: str, forecast: Prediction, second_score: float) -> Scenario:
+    """HOBBIT, Fig. 9: two layers of two experts, top-1; attention 3, load 14 (low 3.5), expert 2 ms."""
+    return Scenario(
+        sites=2,
+        experts=2,
+        variant_bytes=(4, 1),
+        service_ns=(14_000_000, 3_500_000),
+        base_ns=(2_000_000, 2_000_000),
+        per_token_ns=(0, 0),
+        pools=(PoolSpec(8, (0,)), PoolSpec(2, (1,))),
+        steps=(
+            Step(
+                sequence=0,
+                begins=True,
+                ends=True,
+                rows=1,
+                token=1,
+                dense_ns=(3_000_000, 3_000_000),
+                tail_ns=0,
+                needs=((Need(0),), (Need(0, score=second_score),)),
+                forecasts=((forecast,), (None,)),
+            ),
+        ),
+        selector=Thresholds(0.5, 1.0),
+        loader=Loader(lookahead=1, wait=wait),  # type: ignore[arg-type]
+    )

@@ -10,10 +10,9 @@ from __future__ import annotations
 import pytest
 
 from differential import production_rows
-from differential.by_hand import service
+from differential.by_hand import WAITS, figure_9, service
 from differential.rows import Timeline
 from differential.scenario import Forecast, Prediction
-from differential.test_reference import WAITS, figure_9
 
 MS = 1_000_000
 
