@@ -20,24 +20,12 @@ import numpy as np
 import simpy
 
 from real.recording import NEVER_NS, Lengths, Recording, Service, lengths_of
+from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, TRANSFER_END, Alarm
 from sim.calls import Call, Difference, RecordedController, RecordedWorkload
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.engine import Engine
-from sim.links import (
-    ARRIVAL,
-    CPU_DONE,
-    GATE,
-    NEED_DONE,
-    PREDICTION,
-    SEQUENCE_END,
-    TRANSFER_END,
-    Alarm,
-    ChunkedLink,
-    Link,
-    Machine,
-    SharedLink,
-)
+from sim.links import ChunkedLink, Link, Machine, SharedLink
 from sim.loader import Transfer
 from sim.record import Record
 from sim.types import HostCosts, Step

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from sim.contention import Contention
 from sim.hardware import Hardware
 from sim.measured import time_ns
 from sim.model import PRECISION_BITS, Model
@@ -51,6 +52,15 @@ class PagedDurations(Protocol):
 
     def kept_ns(self, link: int, moved_bytes: int) -> int:
         """One service of what is kept."""
+
+
+@runtime_checkable
+class ContendedDurations(PagedDurations, Protocol):
+    """Durations of a machine whose parties may hold each other up: all durations are those of who works alone."""
+
+    contention: Contention | None
+    cpu_latency_ns: int
+    """The part of the CPU's time for an expert that draws nothing: its round trip."""
 
 
 def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
@@ -116,6 +126,8 @@ class Roofline:
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
         self.host: HostCosts = replace(costs, issue_ns=costs.issue_ns + decision_ns)
+        self.contention = None if free_copies else hardware.contention
+        self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
         self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
         self._forecast_ns, later_ns = self._forecasting(forecast_sites)

@@ -14,19 +14,10 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
+from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm
 from sim.controller import Controller
-from sim.costs import Durations
-from sim.links import (
-    ARRIVAL,
-    CPU_DONE,
-    GATE,
-    NEED_DONE,
-    PREDICTION,
-    SEQUENCE_END,
-    SERVICE,
-    Alarm,
-    make_link,
-)  # fmt: skip
+from sim.costs import ContendedDurations, Durations
+from sim.links import SERVICE, make_link
 from sim.loader import Transfer
 from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, NotedRecord, Record
 from sim.types import SKIP, Outcome, Step
@@ -50,7 +41,13 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
              progress: Callable[[int], None] | None = None) -> Record:  # fmt: skip
     """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
     env = simpy.Environment()
-    engine = Engine(env, controller, workload, durations, progress)
+    kind = Engine
+    if isinstance(durations, ContendedDurations) and durations.contention is not None:
+        # It is made of this one.
+        from sim.contended import ContendedEngine
+
+        kind = ContendedEngine
+    engine = kind(env, controller, workload, durations, progress)
     # The run makes no reference cycles, and its growing columns would be scanned again and again.
     collecting = gc.isenabled()
     gc.disable()
@@ -248,9 +245,14 @@ class Engine:
         if self._at < self._num_sites:
             self._begin_site(now)
             return
-        step = self._step
+        assert self._step is not None
+        self._free_ns = free + self.durations.tail_ns(self._step)
+        self._end_step(now)
+
+    def _end_step(self, now: int) -> None:
+        """The step's tail ends when the stream is free."""
+        step, end = self._step, self._free_ns
         assert step is not None
-        end = self._free_ns = free + self.durations.tail_ns(step)
         self.record.step_end_ns.append(end)
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)

@@ -250,7 +250,7 @@ def compute_busy_ns(frames: Frames) -> int:
     if frames.computed is not None:
         return frames.makespan_ns - sum(idle_ns(frames).values())
     workload, durations = frames.workload, frames.durations
-    total = 0
+    total = sum(frames.record.slowed_ns[:1])
     for step in workload.steps:
         dense = durations.dense_ns(step)
         total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from sim.contention import COMPUTE, CPU, FIRST_LINK, Contention
 from sim.link_parts import RATES, Gather, Pages, Reads
 from sim.measured import Measured, time_ns
 from sim.types import HostCosts, Route
@@ -22,7 +23,8 @@ class Link:
 
     A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes`` each. ``reads``: the
     link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied;
-    ``page_cache``: the operating system keeps what it read.
+    ``page_cache``: the operating system keeps what it read. ``overlapped``: the share of the bandwidth that is left
+    while the compute stream works.
     """
 
     peak_gb_per_s: float
@@ -38,6 +40,7 @@ class Link:
     reads: Reads | None = None
     gather: Gather | None = None
     page_cache: Pages | None = None
+    overlapped: float = 1.0
 
     def __post_init__(self) -> None:
         if self.name:
@@ -54,6 +57,7 @@ class Link:
             require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
         require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
         require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
+        require_range(f"{place}.overlapped", self.overlapped, 1e-3, 1, "a share of the bandwidth without computation")
         for name, kind in (("reads", Reads), ("gather", Gather), ("page_cache", Pages)):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
@@ -213,17 +217,21 @@ class SharedMemory:
     """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name), ``gb_per_s`` in all.
 
     Where those of them that a system uses would together draw more, each is slowed by the same factor, all the time:
-    as though all drew at once. A run with ``shared_memory: null`` is the other extreme; the truth lies between.
+    as though all drew at once (``slows: always``; a run with ``shared_memory: null`` is the other extreme), or while
+    those that are at work draw more (``slows: as_drawn``, `sim.contention`).
     """
 
     gb_per_s: float
     parties: tuple[str, ...]
+    slows: str = "always"
 
     def __post_init__(self) -> None:
         require_range("hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
         if not isinstance(self.parties, tuple | list) or len(set(self.parties)) < 2:
             raise ValueError(f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute, cpu, "
                              f"links")  # fmt: skip
+        if self.slows not in ("always", "as_drawn"):
+            raise ValueError(f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn")
 
 
 @dataclass(frozen=True)
@@ -284,6 +292,7 @@ class Hardware:
                     f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of {self.name} are "
                     f"{', '.join(sorted(known))}"
                 )
+        self._check_contention()
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
         # A route that cannot be is refused here, with the machine.
@@ -312,11 +321,10 @@ class Hardware:
 
     def together(self, uses_cpu: bool) -> Hardware:
         """The same machine with everybody slowed by sharing one memory, as far as they do; see `SharedMemory`."""
-        if self.shared_memory is None:
+        if self.shared_memory is None or self.shared_memory.slows == "as_drawn":
             return self
         parties = set(self.shared_memory.parties) - (set() if uses_cpu else {"cpu"})
-        rates = {link.name: link.bytes_per_s for link in self.links} | {"compute": _memory_rate(self.compute)}
-        rates |= {"cpu": _memory_rate(self.cpu)} if self.cpu is not None else {}
+        rates = self._rates()
         slowed = min(1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties))
 
         def less(part: Slowed, name: str, what: str) -> Slowed:
@@ -327,6 +335,34 @@ class Hardware:
             compute=less(self.compute, "compute", "memory_efficiency"),
             cpu=less(self.cpu, "cpu", "memory_efficiency") if self.cpu is not None else None,
         )  # fmt: skip
+
+    @property
+    def contention(self) -> Contention | None:
+        """Who slows whom while the run goes on; None where nobody does."""
+        shared = self.shared_memory if self.shared_memory and self.shared_memory.slows == "as_drawn" else None
+        overlapped = [link.overlapped for link in self.links]
+        if shared is None:
+            return Contention(overlapped) if min(overlapped) < 1 else None
+        party = {"compute": COMPUTE, "cpu": CPU} | {name: n for n, name in enumerate(self.link_names, FIRST_LINK)}
+        rates = self._rates()
+        draws = {party[name]: rates[name] for name in shared.parties}
+        return Contention(overlapped, gb_per_s(shared.gb_per_s), draws)
+
+    def _rates(self) -> dict[str, float]:
+        """Bytes a second that each party draws."""
+        rates = {link.name: link.bytes_per_s for link in self.links} | {"compute": _memory_rate(self.compute)}
+        return rates | ({"cpu": _memory_rate(self.cpu)} if self.cpu is not None else {})
+
+    def _check_contention(self) -> None:
+        if self.contention is None:
+            return
+        for link in self.links:
+            if link.engines > 1 or link.head_bytes:
+                raise ValueError(
+                    f"hardware.links.{link.name} has engines={link.engines}, head_bytes={link.head_bytes}, which do "
+                    f"not go with overlapped below 1 or shared_memory.slows=as_drawn on this machine; set engines=1 "
+                    f"and head_bytes=0, or overlapped=1 and slows=always"
+                )
 
     @property
     def link_names(self) -> tuple[str, ...]:

@@ -9,37 +9,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from math import lcm
-from typing import Protocol
+from typing import Protocol, cast
 
 import simpy
 
+from sim.alarms import TRANSFER_END, Alarm
+from sim.contention import FIRST_LINK
+from sim.contest import Contest
 from sim.controller import Controller
-from sim.costs import Durations, PagedDurations
+from sim.costs import ContendedDurations, Durations, PagedDurations
 from sim.loader import Transfer
 from sim.page_cache import PageCache
 from sim.record import Record
 
-TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
-"""Priorities above SimPy's own (0 and 1), in the order of equal times (docs/design.md section 3); a number is added."""
 SERVICE = 6
-
-
-class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or rang."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[Alarm], None]) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.ring = [callback]
-        self.at_ns = -1
-
-    def set(self, now: int, at_ns: int, priority: int) -> None:
-        self.at_ns = at_ns
-        self.callbacks = self.ring
-        self.env.schedule(self, priority, at_ns - now)
 
 
 class Machine(Protocol):
@@ -179,11 +163,40 @@ class PagedLink(Link):
         self._pages = PageCache(durations.page_cache_bytes(index))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
+        self._alarm.set(now, now + self._read_ns(transfer), self._order(transfer))
+
+    def _read_ns(self, transfer: Transfer) -> int:
         size = transfer.left_bytes
         duration = self.service_ns(transfer)
         if self._pages.read(transfer.key, size):
             duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(self.index, size)
-        self._alarm.set(now, now + duration, self._order(transfer))
+        return duration
+
+
+class ContestedMachine(Machine, Protocol):
+    """An engine whose parties hold each other up."""
+
+    contest: Contest
+
+
+class ContendedLink(PagedLink):
+    """A link that goes as fast as others at work let it; its latency holds nobody up, nor does anybody hold that up."""
+
+    def __init__(self, machine: ContestedMachine, index: int, durations: PagedDurations) -> None:
+        super().__init__(machine, index, durations)
+        self._contest, self._latency_ns = machine.contest, self._durations.latency_ns(index)
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        duration = self._read_ns(transfer)
+        latency = min(self._latency_ns, duration)
+        party = FIRST_LINK + self.index
+        self._contest.begin(party, now, latency, duration - latency, self._order(transfer), self._on_end)
+
+    def note_cut(self, now: int, left_ns: dict[int, int]) -> None:
+        """Note, by row, what the service that the run's end cuts had still to do."""
+        left = self._contest.left_ns(FIRST_LINK + self.index, now)
+        if left is not None:
+            left_ns[self._service] = left
 
 
 class ChunkedLink(Link):
@@ -352,6 +365,8 @@ class SharedLink(Link):
 
 def make_link(machine: Machine, index: int) -> Link:
     controller, durations = machine.controller, machine.durations
+    if isinstance(durations, ContendedDurations) and durations.contention is not None:
+        return ContendedLink(cast(ContestedMachine, machine), index, durations)
     if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
         return PagedLink(machine, index, durations)
     if controller.route.engines[index] > 1:

@@ -41,6 +41,9 @@ class Record:
     ``service_engine``, ``service_urgent`` (1 for a demand, an urgent prefetch or a dense block, 0 for a prefetch, as it
     was then), ``service_start_ns``, ``service_end_ns`` (-1 if it had not ended) and ``service_bytes`` (what it moved,
     or was to move).
+
+    Where parties of the machine hold each other up (`sim.contest`): ``slowed_ns``, by party, how much longer its work
+    took than alone; ``service_left_ns``, by service that the run's end cut, what it had still to do at its own pace.
     """
 
     gate_ns: list[int] = field(default_factory=list)
@@ -61,6 +64,8 @@ class Record:
     service_end_ns: list[int] = field(default_factory=list)
     service_bytes: list[int] = field(default_factory=list)
     makespan_ns: int = 0
+    slowed_ns: list[int] = field(default_factory=list)
+    service_left_ns: dict[int, int] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and all(getattr(self, name) == getattr(other, name) for name in COLUMNS)

@@ -43,6 +43,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     runs = [build(cell.config, cell.system, shared=shared) for cell in cells]
     for run, cell in zip(runs, cells, strict=True):
         require_screenable(run.controller, run.workload.is_timed)
+        _require_constant_links(run, " ".join(cell.words))
         if run.controller.slots.capacity_bytes != runs[0].controller.slots.capacity_bytes:
             raise ScreenError(f"{' '.join(cell.words)}: not the same slots on every machine; screen them apart")
     moves = first_pass(runs[0].controller, runs[0].workload)
@@ -51,6 +52,18 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
         {**cell.axes, **_measured(runs[0], run, times, machine)}
         for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
     ])  # fmt: skip
+
+
+def _require_constant_links(run: Run, words: str) -> None:
+    """Raise ScreenError where a service's time depends on more than its bytes."""
+    for link in run.hardware.links:
+        if link.page_cache is not None:
+            raise ScreenError(f"{words}: hardware.links.{link.name}.page_cache is not screened; python -m sim runs it")
+    if run.durations.contention is not None:
+        raise ScreenError(
+            f"{words}: links that others at work slow (hardware.links.*.overlapped below 1, "
+            f"hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
+        )
 
 
 def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, Any]:

@@ -135,6 +135,9 @@ class Traffic:
             key_bytes = self.controller.slots.key_bytes
             victims = self.controller.issued[services.number[row]].write_back
             total += sum(hop_ns(0, key_bytes[victim]) for victim in victims)
+        left_ns = self.record.service_left_ns.get(row)
+        if left_ns is not None:
+            return Fraction(max(0, total - left_ns), max(total, 1))
         done = services.progress_ns(row, self.durations.latency_ns(link), self.record.makespan_ns)
         return min(Fraction(1), done / max(total, 1))
 

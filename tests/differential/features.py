@@ -24,6 +24,7 @@ from differential.scenario import (
     RamTier,
     Request,
     Reroute,
+    Rivalry,
     Routed,
     Row,
     Scenario,
@@ -64,6 +65,7 @@ FEATURES = (
     "recency_rows",
     "reroute",
     "forecast_routes",
+    "rivals",
 )
 
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
@@ -78,6 +80,7 @@ CONFLICTS = (
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
     ("static", {"continuous"}),
     ("three_hops", {"two_hops"}),
+    ("rivals", {"engines", "cut_through", "chunks"}),
 )
 """Section 12, and what excludes itself; partial moves are given with recorded needs only."""
 
@@ -413,6 +416,15 @@ def _host(draw: Draw, scenario: Scenario) -> Scenario:
     return replace(scenario, host=Host(*times))
 
 
+def _rivals(draw: Draw, scenario: Scenario) -> Scenario:
+    """Compute leaves links a part of their pace, or those at work ask for more than their memory gives, or both."""
+    links = range(scenario.hops)
+    overlapped = tuple(draw.between(1, 1000) * 1000 if draw.coin(0.6) else 10**6 for _ in links)
+    draws = tuple(draw.between(1, 1000) if draw.coin(0.7) else 0 for _ in range(2 + len(links)))
+    memory = draw.between(1, max(1, sum(draws))) if draw.coin(0.7) else sum(draws)
+    return replace(scenario, rivalry=Rivalry(overlapped, draws, memory, draw.below(3, 800)))
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -432,6 +444,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "arrivals": lambda draw, scenario: _without_future(scenario),
     "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),
     "reroute": _reroute,
+    "rivals": _rivals,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

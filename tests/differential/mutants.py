@@ -10,6 +10,8 @@ import pytest
 
 from sim import controller
 from sim.batching import Batcher, Part
+from sim.contention import Contention
+from sim.contest import Contest
 from sim.controller import Controller
 from sim.engine import Engine
 from sim.links import Link, SharedLink
@@ -389,3 +391,39 @@ def waking_from_no_sleep(patch: Patch) -> None:
         wake(self, now, cause)
 
     patch.setattr(Engine, "_wake", mutant)
+
+
+# ---- who holds up whom -----------------------------------------------------------------------------------------------
+
+
+def links_left_alone(patch: Patch) -> None:
+    """Only the memory is shared."""
+    init: Callable[..., None] = Contention.__init__
+
+    def mutant(self: Contention, overlapped: Sequence[float], *rest: Any) -> None:
+        init(self, [1.0] * len(overlapped), *rest)
+
+    patch.setattr(Contention, "__init__", mutant)
+
+
+def latencies_draw(patch: Patch) -> None:
+    """All of a service and of a CPU's need is work."""
+    begin: Callable[..., None] = Contest.begin
+
+    def mutant(self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any) -> None:
+        begin(self, party, now, 0, latency_ns + work_ns, *rest)
+
+    patch.setattr(Contest, "begin", mutant)
+
+
+def paces_kept(patch: Patch) -> None:
+    """Who has begun goes on as it began."""
+    paces: Callable[..., None] = Contest._set_paces
+
+    def mutant(self: Contest, now: int) -> None:
+        everybody = self._draws
+        self._draws = {party: draw for party, draw in everybody.items() if not draw.pace}
+        paces(self, now)
+        self._draws = everybody
+
+    patch.setattr(Contest, "_set_paces", mutant)

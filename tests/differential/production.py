@@ -22,6 +22,7 @@ from differential.scenario import (
     union_forecast,
 )
 from sim.batching import Batcher, Request
+from sim.contention import Contention
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.loader import Loader
@@ -200,6 +201,12 @@ class ScenarioDurations:
         self._scenario, self._workload = scenario, workload
         self.host = HostCosts(**vars(scenario.host))
         self.prediction_ns = scenario.prediction_ns
+        rivalry = scenario.rivalry
+        self.contention: Contention | None = None
+        self.cpu_latency_ns = rivalry.cpu_latency_ns if rivalry else 0
+        if rivalry is not None:
+            draws = {party: rate for party, rate in enumerate(rivalry.draws) if rate}
+            self.contention = Contention([share / 1e6 for share in rivalry.overlapped], rivalry.memory, draws)
 
     def dense_ns(self, step: RunStep) -> Sequence[int]:
         return self._workload.told[step.index].dense_ns

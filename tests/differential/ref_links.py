@@ -9,6 +9,7 @@ from typing import Protocol
 
 from differential.ref_clock import Clock, Process, Rank
 from differential.ref_memory import Transfer
+from differential.ref_rivals import Rivals
 from differential.rows import ServiceRow
 from differential.scenario import Scenario
 
@@ -40,8 +41,17 @@ class Service:
 class Wire:
     """One link: what is issued on it, in order of issue, and who is served by which engine."""
 
-    def __init__(self, scenario: Scenario, clock: Clock, link: int, ends: Ends, log: list[tuple[int, Service]]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Clock,
+        link: int,
+        ends: Ends,
+        log: list[tuple[int, Service]],
+        rivals: Rivals | None = None,
+    ) -> None:
         self.scenario, self.clock, self.link, self.ends, self.log = scenario, clock, link, ends, log
+        self.rivals = rivals
         self.issued: list[Transfer] = []
         self.engines: list[Service | None] = [None] * scenario.engines(link)
         self.sharing: list[Service] = []
@@ -76,9 +86,14 @@ class Wire:
             service = Service(transfer, engine, transfer.urgent, self.clock.now, moved)
             self.engines[engine] = service
             self.log.append((self.link, service))
-            self.clock.env.process(self.in_chunks(service) if self.chunk_bytes else self.as_a_whole(service))
+            self.clock.env.process(self.serve(service))
             if self.scenario.head_bytes(self.link):
                 self.clock.env.process(self.head(service))
+
+    def serve(self, service: Service) -> Process:
+        if self.chunk_bytes:
+            return self.in_chunks(service)
+        return self.among_rivals(service, self.rivals) if self.rivals else self.as_a_whole(service)
 
     def leave(self, service: Service) -> None:
         """The engine is free for the next one that waits for it."""
@@ -120,6 +135,16 @@ class Wire:
         while sum(size for _, size in self.pages) > room:
             self.pages.pop(0)
         return moved * self.scenario.links[self.link].kept_ns if kept >= moved else time
+
+    # ---- a link that others hold up ------------------------------------------------------------------------------
+
+    def among_rivals(self, service: Service, rivals: Rivals) -> Process:
+        """One engine: after the latency it goes as fast as those at work let it."""
+        time = self.duration(service.transfer, service.bytes)
+        latency = min(time, self.scenario.latency_ns(self.link))
+        order = self.order(service.transfer)
+        yield from rivals.work(2 + self.link, latency, time - latency, Rank.TRANSFER, order)
+        self.end(service)
 
     # ---- a link that is shared -----------------------------------------------------------------------------------
 

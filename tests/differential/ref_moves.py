@@ -10,6 +10,7 @@ import simpy
 from differential.ref_clock import Clock
 from differential.ref_links import Service, Wire
 from differential.ref_memory import NOTHING, Claim, Staging, Tier, Transfer
+from differential.ref_rivals import Rivals
 from differential.rows import Kind
 from differential.scenario import Key, Scenario
 
@@ -21,7 +22,8 @@ class Moves:
         self.scenario, self.loader, self.clock = scenario, scenario.loader, clock
         self.device, self.ram, self.staging = device, ram, staging
         self.log: list[tuple[int, Service]] = []
-        self.wires = [Wire(scenario, clock, link, self, self.log) for link in range(scenario.hops)]
+        self.rivals = Rivals(scenario.rivalry, clock) if scenario.rivalry else None
+        self.wires = [Wire(scenario, clock, link, self, self.log, self.rivals) for link in range(scenario.hops)]
         self.queues: list[list[Transfer]] = [[] for _ in self.wires]
         self.places, self.heads, self.given_up = 0, 0, 0
         self.moving: dict[Key, Transfer] = {}

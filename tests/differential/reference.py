@@ -73,6 +73,7 @@ class Reference:
         self.clock = Clock()
         self.env = self.clock.env
         self.control = Control(scenario, self.clock)
+        self.rivals = self.control.rivals
         self.cpu = simpy.Resource(self.env, capacity=1)
         self.plan = steps_of(scenario)
         # Of a site
@@ -160,8 +161,12 @@ class Reference:
             yield from self.stand_until(lambda: self.cpu_pending == 0)
 
     def work(self, duration: int) -> Process:
-        self.busy_ns += duration
-        yield self.clock.at(Rank.NEED_DONE, delay=duration)
+        start_ns = self.now
+        if self.rivals:
+            yield from self.rivals.work(0, 0, duration, Rank.NEED_DONE)
+        else:
+            yield self.clock.at(Rank.NEED_DONE, delay=duration)
+        self.busy_ns += self.now - start_ns
 
     def host(self, duration: int) -> Process:
         if duration:
@@ -249,7 +254,12 @@ class Reference:
         assert placement
         with self.cpu.request() as turn:
             yield turn
-            yield self.clock.at(Rank.CPU_DONE, number, delay=placement.time_ns(one.need.tokens))
+            time = placement.time_ns(one.need.tokens)
+            if self.rivals:
+                latency = min(time, self.rivals.rivalry.cpu_latency_ns)
+                yield from self.rivals.work(1, latency, time - latency, Rank.CPU_DONE, number)
+            else:
+                yield self.clock.at(Rank.CPU_DONE, number, delay=time)
         one.ready_ns = self.now
         self.cpu_pending -= 1
         self.control.cpu_done(one.key)

@@ -69,6 +69,21 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Rivalry:
+    """Who holds up whom while both are at work: parties are the compute stream, the CPU and the links, in this order.
+
+    `overlapped`: by link, millionths of its pace while the compute stream is at work. `draws`: by party, bytes a second
+    of one memory that gives `memory` (0: a party that does not draw from it). `cpu_latency_ns`: of each CPU need's time
+    the part in which it holds up nobody.
+    """
+
+    overlapped: tuple[int, ...]
+    draws: tuple[int, ...]
+    memory: int = 0
+    cpu_latency_ns: int = 0
+
+
+@dataclass(frozen=True)
 class RamTier:
     """A managed RAM at the inner end of `link` (1 or more)."""
 
@@ -294,6 +309,7 @@ class Scenario:
     prediction_ns: int = 0
     requests: tuple[Request, ...] = ()
     batching: Batching | None = None
+    rivalry: Rivalry | None = None
 
     @property
     def precisions(self) -> int:

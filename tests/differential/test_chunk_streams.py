@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import simpy
 
+from sim.alarms import GATE, Alarm
 from sim.controller import Controller
 from sim.costs import FixedDurations
 from sim.engine import Engine
-from sim.links import GATE, SERVICE, Alarm
+from sim.links import SERVICE
 from sim.loader import Loader
 from sim.policies.caches import FIFO
 from sim.policies.placements import Load

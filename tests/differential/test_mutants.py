@@ -19,8 +19,10 @@ from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
 from sim import engine, links
+from sim.alarms import TRANSFER_END
+from sim.contest import Contest
 from sim.controller import Controller
-from sim.links import TRANSFER_END, SharedLink
+from sim.links import SharedLink
 from sim.loader import Transfer
 from sim.policies.caches import LRU
 from sim.slots import Slots
@@ -133,6 +135,10 @@ MUTANTS = {
         replaced(Controller, "foreseen", property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1])),
         "forecast_routes",
     ),  # 1
+    "compute leaves a link alone": Mutant(mutants.links_left_alone, "rivals"),  # 2
+    "a latency holds others up": Mutant(mutants.latencies_draw, "rivals"),  # 2
+    "a pace kept until the end": Mutant(mutants.paces_kept, "rivals"),  # 2
+    "what was done before forgotten": Mutant(replaced(Contest, "_settle", lambda contest, now: None), "rivals"),  # 1
 }
 
 

@@ -59,7 +59,8 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
                     assert look.ready_ns - look.lookup_ns >= scenario.placement.time_ns(need.tokens)
                 else:
                     assert look.ready_ns == look.lookup_ns
-        assert row.end_ns == clock + planned.step.tail_ns
+        alone_ns = clock + planned.step.tail_ns
+        assert row.end_ns == alone_ns or (scenario.rivalry and row.end_ns > alone_ns)
         clock = row.end_ns
         ends += [(sequence, clock) for sequence in planned.ends]
     assert not gates
@@ -97,6 +98,11 @@ def _check_durations(scenario: Scenario, timeline: Timeline, rows: list[ServiceR
     link = rows[0].link
     latency = scenario.latency_ns(link)
     spans = [(row.start_ns + latency, timeline.makespan_ns if row.end_ns < 0 else row.end_ns) for row in rows]
+    if scenario.rivalry:
+        for row, (begins, ends) in zip(rows, spans, strict=True):
+            works = [_duration(scenario, timeline, row) - latency]
+            assert row.end_ns < 0 or ends - begins >= works[0]
+        return
     if scenario.engines(link) == 1:
         for row, (begins, ends) in zip(rows, spans, strict=True):
             works = [_duration(scenario, timeline, row) - latency]

@@ -20,14 +20,15 @@ LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
      "trace_storage", "trace_parts", "residency_log",
-     "lengths", "link_parts", "measured", "page_cache",
+     "lengths", "link_parts", "measured", "page_cache", "contention",
      "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "stalls", "bounds", "intervals", "timeline", "synthesis", "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired", "bound_problem", "relaxation", "breakeven"},
-    {"links", "engine", "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
+    {"alarms", "contest", "contended", "links", "engine",
+     "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.threads", "real.timers", "real.kernels"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
      "real.checkpoint", "real.weightless", "real.expert_work", "real.cpu", "real.computing_null", "real.live",
@@ -50,6 +51,8 @@ TOP = {
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
+CLOCKED = ("sim.alarms", "sim.contended", "sim.contest", "sim.engine", "sim.links")
+"""Who knows simpy's clock."""
 CORE = ["controller", "transfers", "ram", "staging", "slots", "loader", "types", "units", "policies"]
 NEVER_IN_CORE = {"simpy", "hydra", "omegaconf", "time", "datetime", "random", "polars", "pandas", "matplotlib", "rich"}
 
@@ -119,7 +122,7 @@ def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(pat
 def test_simpy_is_the_engines_alone_and_hydra_the_top_modules(path: Path) -> None:
     roots = {name.split(".")[0] for name in imports(path)}
     if "simpy" in roots:
-        assert module_of(path) in ("sim.engine", "sim.links")
+        assert module_of(path) in CLOCKED
     if "hydra" in roots:
         assert layer_of(module_of(path)) is None
 
@@ -127,14 +130,14 @@ def test_simpy_is_the_engines_alone_and_hydra_the_top_modules(path: Path) -> Non
 @pytest.mark.parametrize("path", files("sim"), ids=module_of)
 def test_the_two_drivers_do_not_know_each_other(path: Path) -> None:
     names = set(imports(path))
-    if module_of(path) != "sim.engine" and layer_of(module_of(path)) is not None:
+    if module_of(path) not in ("sim.engine", "sim.contended") and layer_of(module_of(path)) is not None:
         assert "sim.engine" not in names
 
 
 @pytest.mark.parametrize("path", files("real"), ids=module_of)
 def test_the_real_driver_knows_nothing_of_the_simulated_clock(path: Path) -> None:
     if not is_top(module_of(path)):
-        assert set(imports(path)).isdisjoint({"simpy", "sim.engine", "sim.links"})
+        assert set(imports(path)).isdisjoint({"simpy", *CLOCKED})
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -1,0 +1,166 @@
+"""Who holds up whom, and for how long: paces by hand, work in progress by hand, and what a run may never do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import simpy
+
+from sim.alarms import NEED_DONE, TRANSFER_END, Alarm
+from sim.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
+from sim.contest import Contest
+from sim.costs import Roofline
+from sim.engine import simulate
+from sim.execute import execute
+from sim.hardware import Hardware, SharedMemory
+from sim.trials import prepared
+
+LINK = FIRST_LINK
+ALL = 1 << COMPUTE | 1 << CPU | 1 << LINK
+
+
+def test_a_link_keeps_its_share_while_compute_works_and_all_of_it_else() -> None:
+    paces = Contention([0.7, 1.0]).paces
+    assert paces(1 << COMPUTE | 1 << LINK) == (WHOLE, WHOLE, 700_000, WHOLE)
+    assert paces(1 << CPU | 1 << LINK) == (WHOLE,) * 4
+
+
+def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they_ask() -> None:
+    """30 and 50 from 60: three quarters each. The CPU alone has all; who draws from elsewhere is left alone."""
+    shared = Contention([1.0], 60, {CPU: 30, LINK: 50})
+    assert shared.paces(ALL) == (WHOLE, 750_000, 750_000)
+    assert shared.paces(1 << CPU) == (WHOLE,) * 3
+
+
+def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
+    """1 of 3 is 0.333333; 1 of 5 million would be nothing."""
+    assert Contention([1.0], 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
+    assert Contention([1.0], 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
+
+
+def ends_of(contention: Contention, *works: tuple[int, int, int, int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """(party, end) of works (party, from, latency, work), in order; and how much each party was slowed."""
+    env, ends = simpy.Environment(), []
+    contest = Contest(env, contention)
+    for order, (party, at, latency, work) in enumerate(works):
+
+        def begin(
+            alarm: Alarm, party: int = party, latency: int = latency, work: int = work, order: int = order
+        ) -> None:
+            def done(alarm: Alarm) -> None:
+                ends.append((party, alarm.at_ns))
+
+            contest.begin(party, alarm.at_ns, latency, work, TRANSFER_END + order, done)
+
+        Alarm(env, begin).set(0, at, NEED_DONE)
+    env.run()
+    return ends, contest.slowed_ns
+
+
+def test_a_transfer_goes_slowly_for_as_long_as_compute_works() -> None:
+    """70 at 0.7 while compute works until 100: 30 of 100 ns are left, at the whole pace from then on."""
+    ends, slowed = ends_of(Contention([0.7]), (COMPUTE, 0, 0, 100), (LINK, 0, 0, 100))
+    assert ends == [(COMPUTE, 100), (LINK, 130)]
+    assert slowed == [0, 0, 30]
+
+
+def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
+    """Both draw 2 of 2: alone until 40, half from then on. The CPU has 60 left and the link 50: that ends at 140, when
+    of the CPU's 10 are left.
+    """
+    ends, slowed = ends_of(Contention([1.0], 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50))
+    assert ends == [(LINK, 140), (CPU, 150)]
+    assert slowed == [0, 50, 50]
+
+
+def test_work_ends_at_the_first_whole_ns_at_which_nothing_remains() -> None:
+    """At two thirds, rounded down to a millionth, 2 ns take 3 and a bit, so 4. Then the other is alone: of its 10 ns
+    4 x 0.666666 are done, 7.33 remain.
+    """
+    ends, _ = ends_of(Contention([1.0], 2, {CPU: 1, LINK: 2}), (CPU, 0, 0, 2), (LINK, 0, 0, 10))
+    assert ends == [(CPU, 4), (LINK, 12)]
+
+
+def test_what_begins_when_another_ends_does_not_meet_it() -> None:
+    ends, slowed = ends_of(Contention([0.5]), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10))
+    assert ends == [(COMPUTE, 10), (LINK, 20), (COMPUTE, 30)]
+    assert sum(slowed) == 0
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+DEMAND = ("system=load_on_demand", "trace.max_sequences=1", "workload.prompt_tokens=1", "workload.decode_tokens=4",
+          "budget.resident_share=0.3")  # fmt: skip
+
+
+def makespan_ns(words: tuple[str, ...], **changes: Any) -> int:
+    """Of a run on a changed machine."""
+    run = prepared(list(words))
+    hardware = replace(run.hardware, **changes)
+    durations = Roofline(run.model, hardware.together(False), run.controller.geometry.precisions)
+    return simulate(run.controller, run.workload, durations).makespan_ns
+
+
+def overlapped(hardware: Hardware, share: float) -> dict[str, Any]:
+    first, *outer = hardware.links
+    return {"links": (replace(first, overlapped=share), *outer)}
+
+
+def test_where_nothing_overlaps_nobody_is_slowed() -> None:
+    """``wait_all`` without prefetches, one token at a time: the link works only while the stream stands."""
+    words, hardware = (*DEMAND, "loader.wait=wait_all"), prepared(DEMAND).hardware
+    assert makespan_ns(words, **overlapped(hardware, 0.25)) == makespan_ns(words)
+
+
+def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None:
+    """Loads on demand, computed as they come: the slower the worse, and never as bad as always that slow."""
+    hardware = prepared(DEMAND).hardware
+    words = (*DEMAND, "loader.wait=as_ready")
+    times = [makespan_ns(words, **overlapped(hardware, share)) for share in (1.0, 0.75, 0.25)]
+    assert times[0] < times[1] < times[2]
+    always = replace(hardware.links[0], efficiency=hardware.links[0].efficiency * 0.25)
+    assert times[2] < makespan_ns(words, links=(always,))
+
+
+def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
+    """From below nobody is slowed, from above all are at all times (``slows: always``)."""
+    hardware = prepared(DEMAND).hardware
+    total = hardware.compute.memory_gb_per_s * hardware.compute.memory_efficiency
+    shared = SharedMemory(total * 0.8, ("compute", hardware.link_names[0]), "as_drawn")
+    words = (*DEMAND, "loader.wait=as_ready")
+    least, drawn, most = (
+        makespan_ns(words, shared_memory=memory) for memory in (None, shared, replace(shared, slows="always"))
+    )
+    assert least < drawn < most
+
+
+def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
+    """What compute was slowed by is compute's; the summary refuses a sum that does not hold."""
+    memory = "{_target_: sim.hardware.SharedMemory, gb_per_s: 150, parties: [compute, nvme], slows: as_drawn}"
+    run = prepared([*DEMAND, "loader.wait=as_ready", "hardware=gb10", f"+hardware.shared_memory={memory}"])
+    result = execute(run)
+    summary = result.summary
+    assert result.frames.record.slowed_ns[COMPUTE] > 0
+    assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(summary["makespan_s"])
+    assert summary["bounds"]["lower_s"] <= summary["makespan_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("+hardware.links.pcie.overlapped=0",), r"hardware\.links\.pcie\.overlapped=0 must be from 0\.001 to 1"),
+        (("+hardware.links.pcie.overlapped=1.5",), r"hardware\.links\.pcie\.overlapped=1\.5 must be"),
+        (("+hardware.links.pcie.overlapped=0.5", "hardware.links.pcie.engines=2"), r"engines=2, head_bytes=0"),
+        (("+hardware.links.pcie.overlapped=0.5", "loader.chunk_bytes=1000000"), r"loader\.chunk_bytes=1000000"),
+        (
+            ("+hardware.shared_memory={_target_: sim.hardware.SharedMemory, gb_per_s: 9, parties: [compute, pcie], "
+             "slows: often}",),
+            r"hardware\.shared_memory\.slows='often'; allowed: always, as_drawn",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepared(["system=lru", "hardware=rtx4090_pcie4", "trace.max_sequences=1", *words])
