@@ -29,7 +29,7 @@ from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
 from sim.run import Run
 from sim.shared import Shared
-from sim.trace import Trace, read_trace
+from sim.trace import Trace, read_header, read_trace
 from sim.types import CapacityError, Geometry
 from sim.units import require_number, us
 from sim.workload import Limits, Workload
@@ -154,8 +154,9 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
 
 
 def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
-    wanted: tuple[str, int, bool] = (
-        part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares)  # fmt: skip
+    wanted: tuple[str, int, bool, str] = (
+        part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares,
+        part["workload"].lookahead_norm)  # fmt: skip
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
@@ -185,7 +186,8 @@ def _checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """The plain values, resolved. Raise ValueError for what is not set, unknown, or no section."""
     plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
-    if missing := [key for key, value in _leaves(config) if value == MISSING]:
+    if _lacks_values(config):
+        missing = [key for key, value in _leaves(config) if value == MISSING]
         raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
     if config["outputs"] not in OUTPUTS:
         raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
@@ -203,6 +205,12 @@ def _checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
             )
     return config
+
+
+def _lacks_values(node: Any) -> bool:
+    if isinstance(node, dict):
+        return any(map(_lacks_values, node.values()))
+    return any(map(_lacks_values, node)) if isinstance(node, list) else node == MISSING
 
 
 def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -398,16 +406,18 @@ def trace_directory(path: str) -> Path:
     return directory if directory.is_absolute() or directory.exists() else ROOT / directory
 
 
-def load_trace(path: str, lookahead_sites: int, active_shares: bool = False) -> Trace:
-    """The trace at ``path``, with its lookahead scores where a predictor needs them, and its active shares if asked."""
+def load_trace(path: str, lookahead_sites: int, active_shares: bool = False, norm: str | None = None) -> Trace:
+    """The trace at ``path``, with its lookahead scores where a predictor needs them (of one ``norm``, or of all that it
+    has), and its active shares if asked.
+    """
     directory = trace_directory(path)
-    if not lookahead_sites and not active_shares:
-        return read_trace(directory)
-    trace = read_trace(directory)
-    has_lookahead = lookahead_sites > 0 and trace.header.lookahead is not None
-    asked = (("lookahead", has_lookahead), ("active_shares", active_shares and bool(trace.header.sparsities)))
-    columns = tuple(name for name, wanted in asked if wanted)
-    return read_trace(directory, columns) if columns else trace
+    header = read_header(directory)
+    columns = []
+    if lookahead_sites > 0 and header.lookahead is not None:
+        columns.append(f"lookahead_{norm}" if norm in header.lookahead.norms else "lookahead")
+    if active_shares and header.sparsities:
+        columns.append("active_shares")
+    return read_trace(directory, columns)
 
 
 def profile_selector(selector: Any, trace: Trace) -> None:

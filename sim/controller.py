@@ -83,7 +83,7 @@ class Controller(Transfers):
         self.predictor, self.selector, self.placement = predictor, selector, placement
         self.predicts_later = predicts_later
         self._rows = [
-            [[geometry.key(p, site, unit) for unit in range(geometry.units)] for site in range(geometry.sites)]
+            [list(range(first := geometry.key(p, site, 0), first + geometry.units)) for site in range(geometry.sites)]
             for p in range(len(geometry.precisions))
         ]
         self._loads_all = placement.constant == Place.LOAD

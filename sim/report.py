@@ -98,7 +98,8 @@ def _labels(runs: Sequence[ReportedRun]) -> str:
 
 
 def _table(runs: Sequence[ReportedRun]) -> str:
-    columns: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = (
+    columns: tuple[tuple[str, Callable[[Mapping[str, Any]], float | str | None]], ...] = (
+        ("precision at best", lambda s: str(next(iter(s["budget"]["slots"])))),
         ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]), ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
         ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
         ("low precision", lambda s: s["quality_proxy"]["low_share"]),
@@ -108,13 +109,15 @@ def _table(runs: Sequence[ReportedRun]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(
         f"<tr><td>{html.escape(run.label)}</td>"
-        + "".join(
-            f"<td>{'-' if (value := of(run.summary)) is None else format(value, '.4g')}</td>" for _, of in columns
-        )
+        + "".join(f"<td>{_told(of(run.summary))}</td>" for _, of in columns)
         + "</tr>"
         for run in runs
     )
     return f"<table><tr><th>run</th>{head}</tr>{rows}</table>"
+
+
+def _told(value: float | str | None) -> str:
+    return html.escape(value) if isinstance(value, str) else "-" if value is None else format(value, ".4g")
 
 
 def main(words: Sequence[str]) -> int:

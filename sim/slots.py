@@ -28,7 +28,7 @@ class Slots:
         self.state = [ABSENT] * geometry.num_keys
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
-        self.key_bytes = [geometry.bytes_of(key) for key in range(geometry.num_keys)]
+        self.key_bytes = list(geometry.key_bytes)
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
         self.initial = plan.initial

@@ -41,11 +41,18 @@ from sim.trace_header import (
     trace_sha256,
 )
 from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Trace
-from sim.trace_storage import Stored, floats_of, recorded_columns, stored_columns, trace_frame
+from sim.trace_storage import (
+    Stored,
+    floats_of,
+    lookahead_columns,
+    recorded_columns,
+    stored_columns,
+    trace_frame,
+)
 
 __all__ = [
     "CHUNK", "DECODE", "PREFILL", "Finding", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError",
-    "TraceSequence", "read_trace", "trace_sha256", "write_findings", "write_trace",
+    "TraceSequence", "read_header", "read_trace", "trace_sha256", "write_findings", "write_trace",
 ]  # fmt: skip
 
 LARGEST_HEADER_BYTES = 1 << 28
@@ -117,17 +124,17 @@ def publish(
 def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] = ()) -> Trace:
     """The trace in ``directory``, validated; its arrays are read-only.
 
-    ``columns`` names the optional columns to load (`logits`, `lookahead`, `expert_norms`, `active_shares`), or is
-    "all" for every one that was recorded. Raise `TraceError` when a file or value breaks a rule, or a named column
-    was not recorded.
+    ``columns`` names the optional columns to load (`logits`, `lookahead`, or one norm of it: `lookahead_raw`;
+    `expert_norms`, `active_shares`), or is "all" for every one that was recorded. Raise `TraceError` when a file or
+    value breaks a rule, or a named column was not recorded.
     """
     root = Path(directory)
-    header = _read_header(root)
+    header = read_header(root)
     for path, digest in sorted(header.files.items()):
         _check_file(root, path, digest)
     asked = header.columns if columns == "all" else tuple(columns)
     for name in asked:
-        if name not in header.columns:
+        if name not in (*header.columns, *lookahead_columns(header)):
             rule = f"was not recorded in this trace (recorded: {list(header.columns)})"
             raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
     stored = stored_columns(header, asked)
@@ -144,7 +151,7 @@ def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header
     sequence or site that the trace has not; OSError where it cannot be written.
     """
     root = Path(directory)
-    header = replace(_read_header(root), findings=tuple(findings))
+    header = replace(read_header(root), findings=tuple(findings))
     text = header.to_json()
     parse_header(text)
     place = root / HEADER_FILE
@@ -196,8 +203,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _read_header(root: Path) -> Header:
-    place = root / HEADER_FILE
+def read_header(directory: str | Path) -> Header:
+    """The header of the trace in ``directory``. Raise `TraceError` if it is none."""
+    place = Path(directory) / HEADER_FILE
     try:
         # A pipe would block, and a device has no end.
         if not place.is_file():

@@ -33,13 +33,19 @@ def stored_columns(header: Header, columns: Collection[str]) -> dict[str, Stored
     stored = {"weights": Stored(model.top_k, steps.get("weights"))}
     if "logits" in columns:
         stored["logits"] = Stored(model.experts, steps.get("logits"))
-    if "lookahead" in columns and ahead is not None:
-        stored |= {f"lookahead_{norm}": Stored(ahead.depth * model.experts, ahead.step) for norm in ahead.norms}
+    if ahead is not None:
+        asked = [name for name in lookahead_columns(header) if "lookahead" in columns or name in columns]
+        stored |= {name: Stored(ahead.depth * model.experts, ahead.step) for name in asked}
     if "expert_norms" in columns:
         stored["expert_norms"] = Stored(model.top_k, steps.get("expert_norms"))
     if "active_shares" in columns:
         stored["active_shares"] = Stored(model.top_k * len(header.sparsities), steps.get("active_shares"))
     return stored
+
+
+def lookahead_columns(header: Header) -> tuple[str, ...]:
+    """The file's columns of lookahead scores, one for each norm."""
+    return () if header.lookahead is None else tuple(f"lookahead_{norm}" for norm in header.lookahead.norms)
 
 
 def trace_frame(trace: Trace) -> pl.DataFrame:

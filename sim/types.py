@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
@@ -110,6 +111,12 @@ class Geometry:
         if self.site_bytes is None:
             return self.variant_bytes[precision]
         return self.site_bytes[precision][self.site_of(key)]
+
+    @cached_property
+    def key_bytes(self) -> tuple[int, ...]:
+        """Of every key, what ``bytes_of`` it is."""
+        by_site = self.site_bytes or [(size,) * self.sites for size in self.variant_bytes]
+        return tuple(size for sizes in by_site for size in sizes for _ in range(self.units))
 
     def precision_of(self, key: int) -> int:
         return key // self.plane

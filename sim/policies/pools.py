@@ -132,12 +132,12 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
-    order = list(order)
+    order, key_bytes = list(order), geometry.key_bytes
     for precision in range(len(geometry.precisions)):
         touched: set[int] = set()
         for site, expert in order:
             key = geometry.key(precision, site, expert)
-            pool, size = pool_of[key], geometry.bytes_of(key)
+            pool, size = pool_of[key], key_bytes[key]
             if full[pool] or (site, expert) in held or key in geometry.missing:
                 continue
             touched.add(pool)

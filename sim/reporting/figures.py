@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ PREFETCH_ENDS = (
     "unused_at_end",
 )
 FOUND = ("hit", "high_for_low")
+MARKERS = "osD^v"
+NAME_POINTS = 9.0
+"""Height of a name in a figure, in points."""
 
 
 def systems(axis: Any, runs: Runs) -> None:
@@ -52,7 +55,7 @@ def stalls(axis: Any, runs: Runs) -> None:
         base += spent
     axis.invert_yaxis()
     axis.set(xlabel="time of the whole run (s)")
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def latency(axis: Any, runs: Runs) -> None:
@@ -61,14 +64,14 @@ def latency(axis: Any, runs: Runs) -> None:
     for run, times in found:
         axis.hist(times, bins=bins, histtype="step", label=run.label)
     axis.set(xlabel="time per decoded token (ms)", ylabel="tokens")
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def latency_cdf(axis: Any, runs: Runs) -> None:
     for run, times in _token_ms(runs):
         axis.plot(np.sort(times), np.arange(1, len(times) + 1) / len(times), label=run.label)
     axis.set(xlabel="time per decoded token (ms)", ylabel="share of tokens", ylim=(0, 1))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def hits_by_site(axis: Any, runs: Runs) -> None:
@@ -76,7 +79,7 @@ def hits_by_site(axis: Any, runs: Runs) -> None:
         found = _ratio(lookups, "site")
         axis.plot(found["site"], found["ratio"], marker="o", markersize=3, label=run.label)
     axis.set(xlabel="layer (MoE site)", ylabel="hit ratio, decode", ylim=(0, 1))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def hits_by_token(axis: Any, runs: Runs) -> None:
@@ -89,7 +92,7 @@ def hits_by_token(axis: Any, runs: Runs) -> None:
         found = _ratio(lookups.join(decoded.select("step", "index"), on="step"), "index")
         axis.plot(found["index"], found["ratio"], linewidth=1, label=run.label)
     axis.set(xlabel="decoded token of its sequence", ylabel="hit ratio, decode", ylim=(0, 1))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def link_use(axis: Any, runs: Runs) -> None:
@@ -107,24 +110,19 @@ def link_use(axis: Any, runs: Runs) -> None:
                 (edges[:-1] + edges[1:]) / 2, np.minimum(1, busy / width), linewidth=1, label=f"{run.label}: {link}"
             )
     axis.set(xlabel="time (s)", ylabel="share of the time that the link serves", ylim=(0, 1.02))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def memory(axis: Any, runs: Runs) -> None:
     for run in runs:
         found = run.resident_change()
         if found is not None:
-            # It changes with every transfer: shown is the span in each part of the time.
-            at, change = found
-            edges = np.linspace(at[0], at[-1], BINS + 1)
-            of = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, BINS - 1)
-            least, most = np.full(BINS, np.nan), np.full(BINS, np.nan)
-            for part in np.unique(of):
-                inside = change[of == part]
-                least[part], most[part] = inside.min(), inside.max()
-            axis.fill_between((edges[:-1] + edges[1:]) / 2, least, most, alpha=0.45, label=run.label)
-    axis.set(xlabel="time (s)", ylabel="expert bytes on the device,\nchange since the start (GiB)")
-    axis.legend(frameon=False, fontsize=8)
+            # It changes with every transfer: shown is its mean over each part of the time.
+            edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
+            at, change = np.append(0, found[0]), np.append(0, found[1])
+            axis.plot((edges[:-1] + edges[1:]) / 2, means_between(at, change, edges), label=run.label)
+    axis.set(xlabel="time (s)", ylabel="expert bytes on the device,\nchange since the start (GiB), mean")
+    _legend(axis)
 
 
 def prefetches(axis: Any, runs: Runs) -> None:
@@ -137,20 +135,35 @@ def prefetches(axis: Any, runs: Runs) -> None:
         base += count
     axis.invert_yaxis()
     axis.set(xlabel="prefetches queued, by what became of them")
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def pareto(axis: Any, runs: Runs) -> None:
     speed = np.array([run.summary["decode_tokens_per_s"] or 0 for run in runs], float)
     proxy = [run.summary["quality_proxy"] for run in runs]
     loss = np.array([(each["low_mass"] or 0) + (each["skip_mass"] or 0) for each in proxy])
-    on_front = front(speed, loss)
-    for run, x, y, is_front in zip(runs, loss, speed, on_front, strict=True):
-        axis.scatter(x, y, color="#b4552d" if is_front else "0.6", zorder=2)
-        axis.annotate(f" {run.label}", (x, y), fontsize=8)
-    axis.set(xlabel="share of gate weight served at low precision or skipped (a proxy of what quality is lost)",
+    # What is lost counts from a run's own highest precision, so only runs that share it can beat each other.
+    classes = list(dict.fromkeys(run.highest_precision for run in runs))
+    for precision, marker in zip(classes, cycle(MARKERS), strict=False):
+        inside = [i for i, run in enumerate(runs) if run.highest_precision == precision]
+        on_front = front(speed[inside], loss[inside])
+        colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
+        axis.scatter(loss[inside], speed[inside], c=colours, marker=marker, zorder=2, label=f"{precision} at best")
+    axis.set(xlabel="share of gate weight served below the run's highest precision or skipped (a proxy of what is lost)",
              ylabel="decode (tokens/s)", ylim=(0, None))  # fmt: skip
-    axis.margins(x=0.2)
+    axis.margins(x=0.2, y=0.12)
+    _name_points(axis, loss, speed, [run.label for run in runs])
+    _legend(axis)
+
+
+def _name_points(axis: Any, x: Any, y: Any, names: Sequence[str]) -> None:
+    """Names right of points, each above the one below where points are near."""
+    bottom = -np.inf
+    for i in np.argsort(y, kind="stable"):
+        at = axis.transData.transform((x[i], y[i]))[1] * 72 / axis.figure.dpi
+        bottom = max(at, bottom + NAME_POINTS)
+        axis.annotate(names[i], (x[i], y[i]), xytext=(6, bottom - at), textcoords="offset points", fontsize=8,
+                      va="center")  # fmt: skip
 
 
 FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
@@ -166,6 +179,23 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
     "pareto": ("What does speed cost?", pareto, None),
 }
 """By name: the question, what draws the answer, and the table that a run must have written for it."""
+
+
+def means_between(at: Any, values: Any, edges: Any) -> Any:
+    """Of a value that is ``values[i]`` from ``at[i]`` on (ascending), the mean over time between each two ``edges``.
+
+    >>> means_between(np.array([0.0, 1.0, 3.0]), np.array([2.0, 4.0, 8.0]), np.array([0.0, 2.0, 4.0]))
+    array([3., 6.])
+    """
+    at = np.append(at, max(edges[-1], at[-1]))
+    area = np.append(0.0, np.cumsum(values * np.diff(at)))
+    return np.diff(np.interp(edges, at, area)) / np.diff(edges)
+
+
+def _legend(axis: Any) -> None:
+    """Beside what is drawn, so that it hides nothing."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _names(runs: Runs) -> list[str]:

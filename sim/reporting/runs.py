@@ -37,6 +37,11 @@ class ReportedRun:
         except (PolarsError, OSError) as error:
             raise ValueError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
 
+    @property
+    def highest_precision(self) -> str:
+        """What its experts are served at when nothing is lost."""
+        return str(next(iter(self.summary["budget"]["slots"])))
+
     @cached_property
     def plane(self) -> int | None:
         """Keys of one precision (docs/design.md section 2); None without the run's configuration."""

@@ -1,7 +1,7 @@
 """From overrides to cells: configurations composed once for every choice of files, values set in them, and their keys.
 
-Hydra composes what chooses files; plain values are then set in a copy of the result, with hydra's own rules (a key must
-be there, a section is merged), in a hundredth of the time. What is not plain goes through hydra.
+What chooses files is composed as hydra does it; plain values are then set in a copy of the result, with hydra's own
+rules (a key must be there, a section is merged), in a hundredth of the time. What is not plain goes through hydra.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.build import ROOT, trace_directory
+from sim.build import trace_directory
 from sim.configure import configure, system_name
 from sim.metrics import VERSION
+from sim.study.composing import CONF, compose_plainly
 from sim.study.plan import Plan, Values, nearest
 from sim.trace_header import parse_header, trace_sha256
 
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""
-CONF = ROOT / "conf"
 KEY_DIGITS = 20
 
 
@@ -85,6 +85,8 @@ def cell_key(config: Mapping[str, Any], system: str, sha256: str | None) -> str:
 @cache
 def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
     """Plain values, and the system that was chosen."""
+    if plainly := compose_plainly(choices):
+        return plainly
     try:
         cfg, name = configure(*choices)
         plain = OmegaConf.to_container(cfg, resolve=True)

@@ -27,7 +27,7 @@ def conduct(study: str, cells: Sequence[Cell], launcher: Launcher, output_dir: P
 
     ``retry``: those that were refused or failed are run again. Raise DatasetError where they cannot be recorded.
     """
-    with Dataset(output_dir, axes_of(cells), tell) as dataset:
+    with launcher, Dataset(output_dir, axes_of(cells), tell) as dataset:
         if retry and (again := dataset.forget((REFUSED, FAILED))):
             tell(f"{again} cells that were refused or failed run again")
         left = [cell for cell in cells if cell.key not in dataset.statuses]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -16,11 +18,11 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from sim.study.cells import Cell
 from sim.study.rows import FAILED, Row, make_row
-from sim.study.worker import leave_with_parent, run_cell, run_cells
+from sim.study.worker import begin_work, run_cell, run_cells
 
 OPTIONS = {
     "pool": ("workers",),
@@ -34,6 +36,12 @@ DIED = "the process that ran it died (killed, or out of memory)"
 
 
 class Launcher(Protocol):
+    """Held in a ``with`` while it runs cells, as often as it likes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         """The row of every cell, in the order in which they end."""
 
@@ -70,6 +78,21 @@ class Pool:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        context = _context()
+        self._pool = ProcessPoolExecutor(self.workers, context, begin_work)
+        if context.get_start_method() == "fork":
+            # Now, before this process has threads of its own, or holds locks and files that workers must not.
+            with warnings.catch_warnings():
+                # Python warns of any thread; these are known.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pool.submit(os.getpid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         left = iter(cells)
@@ -87,8 +110,8 @@ class Pool:
                     return
 
     def _run_pool(self, study: str, cells: Iterator[Cell], output_dir: Path, lost: list[Cell]) -> Iterator[Row]:
-        """One pool until the cells or the pool are at their end. ``lost`` takes what a broken pool left."""
-        pool = ProcessPoolExecutor(self.workers, _context(), leave_with_parent)
+        """Until the cells or the pool are at their end. ``lost`` takes what a broken pool left."""
+        self._pool = pool = self._pool or ProcessPoolExecutor(self.workers, _server(), begin_work)
         running: dict[Future[Row], Cell] = {}
         handed: list[Cell] = []
         is_over = False
@@ -111,21 +134,52 @@ class Pool:
                     yield future.result()
                 else:
                     lost.append(cell)
+            self._close()
         finally:
             if not is_over:
                 # Given up: what runs is not waited for.
                 for process in multiprocessing.active_children():
                     process.terminate()
-            pool.shutdown(cancel_futures=True)
+                self._close()
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _context() -> Any:
-    """Workers that start from a process which has imported what they need; fork alone would copy polars' threads."""
+    """Workers are copies of this process, which has imported what they need, where it has no thread that they would
+    miss; else they come from a process of their own that has.
+    """
+    return multiprocessing.get_context("fork") if has_no_threads_of_work() else _server()
+
+
+def _server() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sim.study.worker"])
     return context
+
+
+def has_no_threads_of_work() -> bool:
+    """Whether this process is as its imports left it: polars starts its threads of work, and cannot be copied any more,
+    when it is first used. Known on Linux.
+    """
+    if threading.active_count() > 1 or not THREADS.is_dir():
+        return False
+    try:
+        names = [(place / "comm").read_text(encoding="utf-8").strip() for place in THREADS.iterdir()]
+    except OSError:
+        return False
+    own = (THREADS / str(os.getpid()) / "comm").read_text(encoding="utf-8").strip()
+    return all(name == own or name in IDLE_THREADS for name in names)
+
+
+THREADS = Path("/proc/self/task")
+IDLE_THREADS = ("jemalloc_bg_thd", "polars-ooc-clea")
+"""What importing polars starts: an allocator's, which knows of copies, and one that tidies what polars has used."""
 
 
 class OnRay:
@@ -135,27 +189,30 @@ class OnRay:
         self.workers, self.address, self.batch = workers, address, batch
         self._ray = _installed("ray", "ray")
 
+    def __enter__(self) -> Self:
+        local = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
+        self._ray.init(self.address, log_to_driver=False, logging_level="error", ignore_reinit_error=True, **local)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         ray = self._ray
-        local = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
-        ray.init(self.address, log_to_driver=False, logging_level="error", ignore_reinit_error=True, **local)
-        try:
-            remote = ray.remote(run_cells)
-            batches = _batches(cells, self.batch)
-            room = ON_THE_WAY * max(1, int(ray.cluster_resources().get("CPU", self.workers)))
-            running = {remote.remote(study, batch, str(output_dir)): batch for batch in islice(batches, room)}
-            while running:
-                done, _ = ray.wait(list(running))
-                for reference in done:
-                    batch = running.pop(reference)
-                    try:
-                        yield from ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        yield from _failed(study, batch, error)
-                    for following in islice(batches, 1):
-                        running[remote.remote(study, following, str(output_dir))] = following
-        finally:
-            ray.shutdown()
+        remote = ray.remote(run_cells)
+        batches = _batches(cells, self.batch)
+        room = ON_THE_WAY * max(1, int(ray.cluster_resources().get("CPU", self.workers)))
+        running = {remote.remote(study, batch, str(output_dir)): batch for batch in islice(batches, room)}
+        while running:
+            done, _ = ray.wait(list(running))
+            for reference in done:
+                batch = running.pop(reference)
+                try:
+                    yield from ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    yield from _failed(study, batch, error)
+                for following in islice(batches, 1):
+                    running[remote.remote(study, following, str(output_dir))] = following
 
 
 class OnSubmitit:
@@ -171,6 +228,12 @@ class OnSubmitit:
         known: dict[str, Any] = {"timeout_min": 240, "cpus_per_task": 1}
         known |= {key: int(text) if text.isdigit() else text for key, text in options.items()}
         self._parameters = {SLURM.get(key, key): value for key, value in known.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Jobs are in Slurm's hands."""
 
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         try:

@@ -113,7 +113,8 @@ def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
     # A misspelt key is told before anything runs.
     _cell(plan, _first_values(search), "fit")
-    with Dataset(output_dir, axes_of([*cells, _cell(plan, _first_values(search), "fit")]), tell) as dataset:
+    axes = axes_of([*cells, _cell(plan, _first_values(search), "fit")])
+    with launcher, Dataset(output_dir, axes, tell) as dataset:
         rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
 
         def run(wanted: Sequence[Cell]) -> list[Row]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import threading
 import time
 import traceback
@@ -11,6 +13,8 @@ from functools import cache
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
+
+import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
 
 from sim.build import build
 from sim.execute import execute
@@ -61,6 +65,15 @@ def _reason(error: Exception) -> str:
     """Kind, text and place of an error, in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(last.filename).name}:{last.lineno})"
+
+
+def begin_work() -> None:
+    """In a process that is to run cells, before the first."""
+    # A process that was copied would take its parent's way out.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What is imported stays; to look through it again and again would take longer than what a cell leaves.
+    gc.freeze()
+    leave_with_parent()
 
 
 def leave_with_parent() -> None:

@@ -35,7 +35,7 @@ TIMES = "STUDY_OVERHEAD_TIMES"
 
 def start_timed() -> None:
     """In a worker: note the processor time of every ``execute``."""
-    worker.leave_with_parent()
+    worker.begin_work()
     real, place = worker.execute, Path(os.environ[TIMES]) / str(os.getpid())
 
     def timed(*given: Any) -> Any:
@@ -50,7 +50,7 @@ def start_timed() -> None:
 
 def study(folder: Path, cells: int) -> None:
     """The study itself, in a process of its own."""
-    launchers.leave_with_parent = start_timed
+    launchers.begin_work = start_timed
     place = folder / "study.yaml"
     shares = ", ".join(f"{0.3 + 0.2 * i / (cells // 5):.4f}" for i in range(cells // 5))
     place.write_text(STUDY.format(shares=shares), encoding="utf-8")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import polars as pl
 import pytest
@@ -36,6 +37,12 @@ class Here:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was started."""
 
     def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
         for cell in cells:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -32,6 +32,12 @@ class Here:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was started."""
 
     def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
         self.ran += [cell.key for cell in cells]

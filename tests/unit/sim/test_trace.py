@@ -97,6 +97,17 @@ def test_wide_columns_are_read_only_when_asked_for(written: Path) -> None:
         trace.ids[0, 0, 0] = 0
 
 
+def test_one_norm_of_the_lookahead_is_read_as_it_is_in_all_of_them(written: Path) -> None:
+    both = read_trace(written, ["lookahead"]).lookahead
+    assert set(both) == {"raw", "renormed"}
+    for norm, scores in both.items():
+        (alone,) = read_trace(written, [f"lookahead_{norm}"]).lookahead.items()
+        assert alone[0] == norm
+        np.testing.assert_array_equal(alone[1], scores)
+    with pytest.raises(TraceError, match=r"header.json: columns is 'lookahead_scaled', was not recorded"):
+        read_trace(written, ["lookahead_scaled"])
+
+
 def test_a_column_that_was_not_recorded_is_refused(tmp_path: Path) -> None:
     whole = make_trace()
     bare = replace(whole, logits=None, lookahead={}, header=replace(whole.header, lookahead=None))

@@ -27,6 +27,8 @@ def test_a_variants_bytes_are_those_of_its_precision_and_may_differ_from_site_to
     assert [TWO.bytes_of(key) for key in (0, 13, 15, 28)] == [8, 8, 2, 2]
     sized = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100, ((4, 8, 6), (1, 2, 2)))
     assert [sized.bytes_of(sized.key(p, s, 0)) for p in range(2) for s in range(3)] == [4, 8, 6, 1, 2, 2]
+    for geometry in (TWO, sized):
+        assert list(geometry.key_bytes) == [geometry.bytes_of(key) for key in range(30)]
 
 
 def test_the_bytes_of_a_variant_are_its_largest_sites() -> None:

@@ -1,0 +1,76 @@
+"""What a report's figures say: fronts only among runs of one precision, names apart, means of what changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from sim.reporting.figures import means_between, pareto
+from sim.reporting.runs import ReportedRun
+
+FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
+
+
+def run(label: str, precision: str, speed: float, low_mass: float) -> ReportedRun:
+    return ReportedRun(label, Path("unused"), {
+        "decode_tokens_per_s": speed, "budget": {"slots": {precision: 4, "int2": 0}},
+        "quality_proxy": {"low_mass": low_mass, "skip_mass": 0.0},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def axis() -> Any:
+    figure, found = plt.subplots()
+    yield found
+    plt.close(figure)
+
+
+def test_a_run_in_four_bits_throughout_does_not_beat_one_that_loses_nothing(axis: Any) -> None:
+    pareto(axis, [run("lru", "fp16", 4.0, 0.0), run("slow", "fp16", 3.0, 0.1), run("fate", "int4", 17.0, 0.0)])
+    full, low = axis.collections
+    assert (full.get_label(), low.get_label()) == ("fp16 at best", "int4 at best")
+    assert [tuple(colour) == FRONT for colour in full.get_facecolors()] == [True, False]
+    assert [tuple(colour) == FRONT for colour in low.get_facecolors()] == [True]
+
+
+def test_names_of_points_that_coincide_do_not(axis: Any) -> None:
+    pareto(axis, [run("a", "fp16", 4.0, 0.0), run("b", "fp16", 4.001, 0.0), run("c", "fp16", 9.0, 0.2)])
+    axis.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) == 3
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+@dataclass
+class Steps:
+    """A value that changes at random times, and its mean over a span by brute force, in thousandths."""
+
+    seed: int
+    at: Any = field(init=False)
+    values: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        drawn = np.random.default_rng(self.seed)
+        self.at = np.sort(drawn.integers(0, 4000, 12)) / 1000
+        self.at[0] = 0.0
+        self.values = drawn.normal(size=12)
+
+    def mean(self, start: float, end: float) -> float:
+        moments = np.arange(round(start * 1000), round(end * 1000)) / 1000
+        return float(np.mean([self.values[self.at <= moment + 1e-9][-1] for moment in moments]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mean_over_time_is_that_of_every_moment(seed: int) -> None:
+    steps, edges = Steps(seed), np.array([0.0, 0.5, 2.0, 4.0])
+    found = means_between(steps.at, steps.values, edges)
+    assert found == pytest.approx([steps.mean(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)])
