@@ -149,7 +149,7 @@ def pareto(axis: Any, runs: Runs) -> None:
         on_front = front(speed[inside], loss[inside])
         colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
         axis.scatter(loss[inside], speed[inside], c=colours, marker=marker, zorder=2, label=f"{precision} at best")
-    axis.set(xlabel="share of gate weight served below the run's highest precision or skipped (a proxy of what is lost)",
+    axis.set(xlabel="share of gate weight served below the run's highest precision, or skipped (a proxy of loss)",
              ylabel="decode (tokens/s)", ylim=(0, None))  # fmt: skip
     axis.margins(x=0.2, y=0.12)
     _name_points(axis, loss, speed, [run.label for run in runs])

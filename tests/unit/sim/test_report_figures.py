@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,4 +74,4 @@ class Steps:
 def test_a_mean_over_time_is_that_of_every_moment(seed: int) -> None:
     steps, edges = Steps(seed), np.array([0.0, 0.5, 2.0, 4.0])
     found = means_between(steps.at, steps.values, edges)
-    assert found == pytest.approx([steps.mean(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    assert found == pytest.approx([steps.mean(a, b) for a, b in pairwise(edges)])
