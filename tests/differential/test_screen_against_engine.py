@@ -14,6 +14,7 @@ from differential.scenario import Host, Scenario, random_scenario
 from sim.engine import simulate
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import second_pass
+from sim.types import Outcome
 
 
 def without_prefetches(seed: int, ties: bool) -> Scenario:
@@ -69,3 +70,36 @@ def test_what_depends_on_time_is_refused_by_its_switch() -> None:
     controller = controller_for(replace(scenario, loader=replace(scenario.loader, lookahead=1)))
     with pytest.raises(ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; python -m sim runs it"):
         require_screenable(controller)
+
+
+IN_ORDER: dict[str, Any] = {
+    "slot_claim": "queue", "promote": False, "cancel_stale": False, "demand_first": False, "depth": "all",
+    "queue": "append", "in_flight": 1, "destination": "pool", "staging_slots": 0, "prefetch_budget": "all",
+    "retention": "strict", "write_back": False, "lookahead": 1,
+}  # fmt: skip
+"""Prefetches in one line with demands, whose slots and victims are chosen when they are queued: nothing in the loader's
+switches looks at the time."""
+
+
+def test_with_prefetches_what_is_missing_depends_on_the_link_even_where_no_switch_looks_at_the_time() -> None:
+    """Why prefetches are not screened: what has not arrived yet can be no victim."""
+    compared = differ = 0
+    for seed in range(30):
+        scenario = random_scenario(seed, False)
+        plain = replace(scenario, loader=replace(scenario.loader, lookahead=0, retention="strict"))
+        try:
+            controller = controller_for(plain)
+            require_screenable(controller)
+            first_pass(controller, ScenarioWorkload(plain))
+        except ScreenError:
+            continue
+        scenario = replace(scenario, loader=replace(scenario.loader, **IN_ORDER))
+        misses = []
+        for machine in (scenario, slower(scenario, 7)):
+            theirs, steps = controller_for(machine), ScenarioWorkload(machine)
+            simulate(theirs, steps, ScenarioDurations(machine, steps))
+            misses.append([outcome == Outcome.MISS for outcome in theirs.lookup_outcomes])
+        compared += 1
+        differ += misses[0] != misses[1]
+    assert compared >= 5
+    assert differ > 0
