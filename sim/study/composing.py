@@ -48,7 +48,8 @@ def _compose(words: Sequence[str]) -> tuple[Values, str]:
     values, chosen = _whole()
     chosen = dict(chosen)
     asked = dict(_choice(word, chosen) for word in words)
-    system = asked.get(SYSTEM, chosen[SYSTEM])
+    system = asked.get(SYSTEM) or chosen[SYSTEM]
+    assert system is not None
     chosen |= {**_mechanisms(system), **asked}
     composed = deepcopy(values) | {
         group: deepcopy(_option(group, name)) for group, name in chosen.items() if group != SYSTEM and name is not None
@@ -115,7 +116,7 @@ def _read(place: Path, head: str = "", replaced: Mapping[str, Any] = {}) -> tupl
         raise NotPlain from None
     if not isinstance(found, dict) or not text.startswith(head) or PACKAGE in text.removeprefix(head):
         raise NotPlain
-    values = {str(key): value for key, value in (found | replaced).items() if key != DEFAULTS}
+    values = {str(key): value for key, value in {**found, **replaced}.items() if key != DEFAULTS}
     defaults = found.get(DEFAULTS, [])
     if INTERPOLATED in str(values) or (values and defaults and SELF not in defaults):
         raise NotPlain
