@@ -151,6 +151,18 @@ def test_a_cell_whose_process_dies_is_recorded_and_its_neighbours_are_not_blamed
     assert failed["error"] == "the process that ran it died (killed, or out of memory)"
 
 
+@pytest.mark.skipif(not launchers.THREADS.is_dir(), reason="threads are told on Linux only")
+def test_a_process_is_copied_only_while_polars_has_not_been_used() -> None:
+    code = (
+        "from sim.study.launchers import _context, has_no_threads_of_work as idle; import polars as pl\n"
+        "print(idle(), _context().get_start_method())\n"
+        "pl.DataFrame({'a': range(9)}).lazy().filter(pl.col('a') > 1).collect()\n"
+        "print(idle(), _context().get_start_method())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["True fork", "False forkserver"]
+
+
 def break_down(*_: object, **__: object) -> None:
     raise ZeroDivisionError("no such luck")
 
