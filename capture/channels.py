@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from capture.discover import CaptureError, MoELayer, discover
-from capture.extras import unpack_masks, up_activations
+from capture.expert_forms import form_of
+from capture.extras import unpack_masks
 from capture.load import load_model
 from capture.record import THRESHOLDS_FILE
 from capture.settings import Settings
@@ -85,12 +86,18 @@ def count_channels(layers: Sequence[MoELayer], trace: Trace, directory: Path, pr
         raise CaptureError(f"{THRESHOLDS_FILE} must hold thresholds of every site, expert and sparsity")
     counts = {name: np.zeros((len(rows), model.sites, model.experts, *shape), np.int64)
               for name in ("named", "found", "active")}  # fmt: skip
+    forms = [form_of(layer) for layer in layers]
+    if any(form.weighted_input or form.width_in != inputs.shape[-1] for form in forms):
+        raise CaptureError(
+            f"{layers[0].name}: experts are not fed the gate's input as it is, so one layer's does not name the "
+            "channels of the next"
+        )
     for site in progress.track(range(1, model.sites), description="channels: sites"):
         before = torch.from_numpy(inputs[:, site - 1])
         there = torch.isfinite(before).all(-1).numpy()
         for expert in range(model.experts):
             with torch.no_grad():
-                values = up_activations(layers[site].experts, expert, torch.nan_to_num(before)).abs().float().numpy()
+                values = forms[site].channels(expert, torch.nan_to_num(before)).abs().float().numpy()
             chosen, slot = np.nonzero((ids[:, site] == expert) & there[:, None])
             found = named_and_found(values, thresholds[site, expert], chosen, masks[chosen, site, slot])
             for name, count in zip(counts, found, strict=True):

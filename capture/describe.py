@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from fractions import Fraction
 
+from capture.expert_forms import UP
 from capture.hidden import hidden_file
 from sim.trace import Header
 
@@ -56,7 +57,8 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     if header.sparsities:
         shares = ", ".join(f"{share:.0%}" for share in header.sparsities)
         lines += [
-            f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of |x W_up| for sparsities of "
+            f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of "
+            f"{header.provenance.get('active_shares_of', UP)} for sparsities of "
             f"{shares}, fitted per expert on the fit sequences.",
         ]
     kept = {path for path in files if path.startswith("hidden/")}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from capture.discover import CaptureError, MoELayer
+from capture.discover import CaptureError
+from capture.expert_forms import ExpertForm
 
 # Thresholds pooled over a site are fitted on at most so many values, taken at equal distances.
 POOLED_VALUES = 1 << 24
@@ -24,7 +24,8 @@ POOLED_VALUES = 1 << 24
 class SiteExtras:
     """Of one site. ``norms [D, K]``, ``shares [D, K, P]`` and ``masks`` (bool [M, K, P, I]) of the rows asked for.
 
-    ``thresholds [E, P]`` are those of |x W_up|; ``num_pooled`` experts had no sample and use the whole site's.
+    ``thresholds [E, P]`` are those of the channels' absolute values; ``num_pooled`` experts had no sample and use the
+    whole site's. Norms and shares are NaN in rows that did not visit the site.
     """
 
     norms: torch.Tensor
@@ -34,128 +35,96 @@ class SiteExtras:
     num_pooled: int
 
 
-def check_measurable(layer: MoELayer) -> int:
-    """The width I of the site's experts. Raise `CaptureError` if their activations cannot be measured one by one."""
-    if not layer.adapter.standalone:
-        raise CaptureError(
-            f"{layer.name}: {type(layer.experts).__name__} cannot be run for chosen rows and experts; record with "
-            "sparsities="
-        )
-    parameter = next(layer.experts.parameters())
-    for width in _input_widths(layer):
-        probe = torch.zeros(1, width, dtype=parameter.dtype, device=parameter.device)
-        try:
-            return int(up_activations(layer.experts, 0, probe).shape[-1])
-        except RuntimeError:
-            continue
-    raise CaptureError(f"{layer.name}: cannot tell the width of its experts' input; record with sparsities=")
-
-
-def _input_widths(layer: MoELayer) -> list[int]:
-    """Candidates for H: the model's, and what the fused weights show."""
-    hidden = getattr(getattr(layer.stack, "config", None), "hidden_size", 0)
-    shapes = [parameter.shape for parameter in layer.experts.parameters() if parameter.dim() == 3]
-    return [hidden, *dict.fromkeys(width for shape in shapes for width in shape[1:])]
-
-
-def up_activations(experts: nn.Module, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-    """``x W_up`` of one expert, [T, I], for ``inputs [T, H]``, whatever the layout of the fused weights."""
-    name = "gate_up_proj" if hasattr(experts, "gate_up_proj") else "up_proj"
-    fused = getattr(experts, name, None)
-    if not isinstance(fused, torch.Tensor) or fused.dim() != 3:
-        raise CaptureError(f"{type(experts).__name__} has no fused gate_up_proj or up_proj; record with sparsities=")
-    weight = fused.detach()[expert]
-    values = inputs @ weight if getattr(experts, "is_transposed", False) else nn.functional.linear(inputs, weight)
-    bias = getattr(experts, f"{name}_bias", None)
-    if isinstance(bias, torch.Tensor):
-        values = values + bias.detach()[expert]
-    if name == "up_proj":
-        return values
-    return values.chunk(2, -1)[1] if getattr(experts, "is_concatenated", True) else values[..., 1::2]
-
-
-def expert_norms(experts: nn.Module, inputs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Euclidean norm of each chosen expert's output before weighting, [T, K]; 0 where ``ids`` is -1."""
-    norms = torch.zeros(ids.shape)
-    for slot in range(ids.shape[1] if len(ids) else 0):
-        chosen = ids[:, slot : slot + 1].long()
-        # Weight 1 for one expert at a time makes the module's own sum that expert's output.
-        weights = (chosen >= 0).to(inputs.dtype)
-        with torch.no_grad():
-            output = type(experts).forward(experts, inputs, chosen.clamp(min=0), weights)
-        norms[:, slot] = output.float().norm(dim=-1).cpu()
-    return norms
-
-
 def site_extras(
-    layer: MoELayer,
+    form: ExpertForm,
     inputs: torch.Tensor,
     ids: torch.Tensor,
+    weights: torch.Tensor,
     *,
     fit: torch.Tensor,
     decode: torch.Tensor,
     kept: torch.Tensor,
     sparsities: Sequence[float],
 ) -> SiteExtras:
-    """Extras of one site, from its expert inputs [N, H] and ids [N, K].
+    """Extras of one site, from its experts' form, their inputs [N, H], and ids and weights [N, K].
 
     Thresholds are fitted on the rows ``fit`` [N]; norms and shares are given for ``decode`` [N], masks for ``kept``
-    [N]. A channel is active where |x W_up| >= t, with ``t = min{t' : F(t') >= sparsity}`` and F the empirical
-    distribution of |x W_up| of that expert over the fitted rows.
+    [N]. A channel is active where its absolute value v >= t, with ``t = min{t' > 0 : F(t') >= sparsity}`` and F the
+    empirical distribution of v of that expert over the fitted rows: a channel that is exactly 0 adds nothing, and is
+    never active.
 
     Source: Zhou et al., FloE: On-the-Fly MoE Inference on Memory-constrained GPU, section 4.1.
     """
-    device = next(layer.experts.parameters()).device
-    inputs, ids = inputs.to(device), ids.to(device)
-    thresholds, lacking = _fitted_thresholds(layer, inputs, ids, fit.to(device), sparsities)
+    device, experts = next(form.experts.parameters()).device, form.layer.num_experts
+    inputs, ids, weights = inputs.to(device), ids.to(device), weights.to(device)
+    thresholds, lacking = _fitted_thresholds(form, inputs, ids, weights, fit.to(device), sparsities)
     shares = torch.zeros(*ids.shape, len(sparsities))
     place = (kept.long().cumsum(0) - 1).to(device)
-    masks = torch.zeros(0)
-    for expert in range(layer.num_experts):
+    masks = torch.zeros(int(kept.sum()), ids.shape[1], len(sparsities), form.width, dtype=torch.bool)
+    for expert in range(experts):
         rows, slots = torch.where(ids == expert)
-        values = up_activations(layer.experts, expert, inputs[rows]).abs().float().cpu()
+        values = form.channels(expert, form.fed(inputs, weights, rows, slots)).detach().abs().float().cpu()
         active = values[:, None, :] >= thresholds[expert][None, :, None]
         shares[rows.cpu(), slots.cpu()] = active.float().mean(-1)
-        if not expert:
-            masks = torch.zeros(int(kept.sum()), ids.shape[1], *active.shape[1:], dtype=torch.bool)
         mine = kept[rows.cpu()]
         masks[place[rows].cpu()[mine], slots.cpu()[mine]] = active[mine]
     wanted = decode.to(device)
+    norms, shares = form.norms(inputs[wanted], ids[wanted], weights[wanted]), shares[decode]
+    # Rows of the other stack have no input here: what was not visited was not measured.
+    away = torch.isnan(inputs[wanted]).any(-1).cpu()
+    norms[away], shares[away] = torch.nan, torch.nan
+    return SiteExtras(norms, shares, masks, thresholds, lacking)
+
+
+def unmeasured_extras(
+    ids: torch.Tensor,
+    *,
+    decode: torch.Tensor,
+    kept: torch.Tensor,
+    experts: int,
+    width: int,
+    sparsities: Sequence[float],
+) -> SiteExtras:
+    """Those of a site whose experts have no channels of their own: NaN, and masks of nothing."""
+    count, top_k, levels = int(decode.sum()), ids.shape[1], len(sparsities)
     return SiteExtras(
-        norms=expert_norms(layer.experts, inputs[wanted], ids[wanted]),
-        shares=shares[decode],
-        masks=masks,
-        thresholds=thresholds,
-        num_pooled=lacking,
+        norms=torch.full((count, top_k), torch.nan),
+        shares=torch.full((count, top_k, levels), torch.nan),
+        masks=torch.zeros(int(kept.sum()), top_k, levels, width, dtype=torch.bool),
+        thresholds=torch.full((experts, levels), torch.nan),
+        num_pooled=0,
     )
 
 
 def _fitted_thresholds(
-    layer: MoELayer, inputs: torch.Tensor, ids: torch.Tensor, fit: torch.Tensor, sparsities: Sequence[float]
-) -> tuple[torch.Tensor, int]:
+    form: ExpertForm, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, fit: torch.Tensor,
+    sparsities: Sequence[float],
+) -> tuple[torch.Tensor, int]:  # fmt: skip
     """Thresholds [E, P] and how many experts had no sample of their own."""
+    experts = form.layer.num_experts
 
     def sample(expert: int) -> torch.Tensor:
-        rows = ((ids == expert).any(-1) & fit).nonzero()[:, 0]
-        return up_activations(layer.experts, expert, inputs[rows]).abs().float()
+        rows, slots = torch.where((ids == expert) & fit[:, None])
+        return form.channels(expert, form.fed(inputs, weights, rows, slots)).detach().abs().float()
 
-    own = [_thresholds(values, sparsities) if len(values := sample(expert)) else None
-           for expert in range(layer.num_experts)]  # fmt: skip
+    own = [_thresholds(values, sparsities) if len(values := sample(expert)) else None for expert in range(experts)]
     lacking = sum(values is None for values in own)
     if not lacking:
         return torch.stack([values for values in own if values is not None]), 0
-    everything = torch.cat([sample(expert).flatten().cpu() for expert in range(layer.num_experts)])
+    everything = torch.cat([sample(expert).flatten().cpu() for expert in range(experts)])
     pooled = _thresholds(everything[:: len(everything) // POOLED_VALUES + 1], sparsities)
     return torch.stack([pooled if values is None else values for values in own]), lacking
 
 
 def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
-    """The smallest sample value at or below which at least each share of the sample lies, [P]."""
+    """The smallest sample value above 0 at or below which at least each share of the sample lies, [P]."""
     ordered = sample.flatten().sort().values
     if not len(ordered):
         raise CaptureError("no row to fit activation thresholds on; give prompts with split=fit, or sparsities=")
     ranks = [max(math.ceil(share * len(ordered) - 1e-9), 1) - 1 for share in sparsities]
-    return ordered[torch.tensor(ranks, device=ordered.device)].cpu()
+    # Where all are 0, any threshold above it says so.
+    least = ordered[ordered > 0][:1] if ordered[-1] > 0 else torch.ones_like(ordered[:1])
+    return torch.maximum(ordered[torch.tensor(ranks, device=ordered.device)], least).cpu()
 
 
 def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from capture.discover import CaptureError, MoELayer
-from capture.extras import check_measurable
+from capture.expert_forms import UP, form_of
 from capture.lookahead import Scorer, is_linear, lookahead_scores, router_linear, router_scorer
 from capture.norms import attention_input, attention_norms, gate_norms
 from capture.prompts import Passage
@@ -26,7 +26,10 @@ Scales = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is recorded. ``left_out`` says by its setting what was not stated and is not possible, with the reason."""
+    """What is recorded. ``left_out`` says by its setting what was not stated and is not possible, with the reason.
+
+    ``quantity`` is what the sparsities are of; ``unmeasured`` are sites whose experts have none, with the reason.
+    """
 
     depth: int
     position: str
@@ -37,6 +40,8 @@ class Plan:
     scales: Scales | None = None
     routers: dict[str, torch.Tensor] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    quantity: str = UP
+    unmeasured: dict[int, str] = field(default_factory=dict)
 
     def keep(self, settings: Settings) -> set[str]:
         """What the hooks must record."""
@@ -77,7 +82,8 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
             left_out[key] = str(error)
             return otherwise
 
-    width = allowed(settings.sparsities or None, "sparsities", lambda: _width(layers), 0)
+    inside = allowed(settings.sparsities or None, "sparsities", lambda: _inside(layers), Inside())
+    width = inside.width
     sparsities = DEFAULT_SPARSITIES if settings.sparsities is None else settings.sparsities
     sparsities = sparsities if width else ()
     depth = (DEFAULT_LOOKAHEAD if settings.logits else 0) if settings.lookahead is None else settings.lookahead
@@ -112,12 +118,40 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
         scales=scales,
         routers=routers,
         left_out=left_out,
+        quantity=inside.quantity,
+        unmeasured=inside.unmeasured,
     )
 
 
-def _width(layers: Sequence[MoELayer]) -> int:
-    widths = [check_measurable(layer) for layer in layers]
-    return widths[0]
+@dataclass(frozen=True)
+class Inside:
+    """What can be measured inside experts: ``width`` channels (0: nothing), of the ``quantity`` that is sparse."""
+
+    width: int = 0
+    quantity: str = UP
+    unmeasured: dict[int, str] = field(default_factory=dict)
+
+
+def _inside(layers: Sequence[MoELayer]) -> Inside:
+    """Raise `CaptureError` where the experts of no site can be measured, those of a feed-forward block cannot, or sites
+    differ in what would be measured.
+    """
+    forms, unmeasured = [], {}
+    for layer in layers:
+        try:
+            forms.append(form_of(layer))
+        except CaptureError as error:
+            # Attention experts beside those of feed-forward blocks: the others still say something.
+            if layer.kind != "attn":
+                raise
+            unmeasured[layer.site] = str(error)
+    if not forms:
+        raise CaptureError(f"{next(iter(unmeasured.values()))}; record with sparsities=")
+    found = sorted({(form.width, form.told, form.width_in) for form in forms})
+    if len(found) > 1:
+        told = "; ".join(f"{width} channels of {quantity}, {fed} inputs" for width, quantity, fed in found)
+        raise CaptureError(f"sites differ in their experts ({told}); record with sparsities=")
+    return Inside(found[0][0], found[0][1], unmeasured)
 
 
 def _stated_width(layer: MoELayer) -> int:

@@ -107,6 +107,10 @@ class Recording:
             steps["expert_norms"] = _power_of_two_step(max(item.largest_norm for item in facts))
             steps["active_shares"] = 1 / plan.expert_intermediate
             provenance["thresholds_pooled_over_site"] = sum(item.num_pooled for item in facts)
+            provenance["active_shares_of"] = plan.quantity
+            if plan.unmeasured:
+                sites = ", ".join(map(str, plan.unmeasured))
+                provenance["sites_not_measured"] = f"{sites}: {next(iter(plan.unmeasured.values()))}"
         provenance |= told_of(facts)
         null = self.layers[0].num_classes - self.layers[0].num_experts
         if null:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from capture.discover import CaptureError, MoELayer
-from capture.extras import pack_masks, site_extras
+from capture.expert_forms import form_of
+from capture.extras import SiteExtras, pack_masks, site_extras, unmeasured_extras
 from capture.plan import Plan
 from capture.rows import Array
 from capture.rules import LEAST_MATCH, Fit, fit_site
@@ -85,7 +86,7 @@ def measure_site(
     """Work out a site's facts, and what is inside its experts, and save both as a shard.
 
     The shard has ``norms`` [D, K] and ``shares`` [D, K, P] over all decode rows, ``thresholds`` [E, P] and, over the
-    kept rows, ``mask_planes``.
+    kept rows, ``mask_planes``; where nothing inside the experts can be measured they are NaN, and masks of nothing.
     """
     site = layer.site
     ids, weights = (_gathered(shards, tokens, name, site) for name in ("ids", "weights"))
@@ -96,16 +97,7 @@ def measure_site(
     measured: dict[str, Any] = {}
     inputs = _inputs(shards, tokens, site) if plan.sparsities else None
     if plan.sparsities and inputs is not None:
-        rows = tokens.inputs
-        extras = site_extras(
-            layer,
-            inputs,
-            torch.from_numpy(ids[rows]),
-            fit=torch.from_numpy(np.isin(tokens.sequence, fit_sequences) & tokens.valid)[rows],
-            decode=torch.from_numpy(tokens.decode)[rows],
-            kept=torch.from_numpy(tokens.kept)[rows],
-            sparsities=plan.sparsities,
-        )
+        extras = _extras(layer, tokens, plan, inputs, ids, weights, fit_sequences)
         tensors = {"norms": extras.norms, "shares": extras.shares, "thresholds": extras.thresholds}
         if tokens.kept.any():
             tensors["mask_planes"] = torch.from_numpy(pack_masks(extras.masks.numpy()))
@@ -126,6 +118,24 @@ def measure_site(
         **measured,
     )
     shards.save(site_name(site), tensors, asdict(facts))
+
+
+def _extras(
+    layer: MoELayer, tokens: Tokens, plan: Plan, inputs: torch.Tensor, ids: Array, weights: Array,
+    fit_sequences: Sequence[int],
+) -> SiteExtras:  # fmt: skip
+    rows = tokens.inputs
+    chosen, decode, kept = (torch.from_numpy(values[rows]) for values in (ids, tokens.decode, tokens.kept))
+    if layer.site in plan.unmeasured:
+        return unmeasured_extras(
+            chosen, decode=decode, kept=kept, experts=layer.num_experts, width=plan.expert_intermediate,
+            sparsities=plan.sparsities,
+        )  # fmt: skip
+    fit = torch.from_numpy(np.isin(tokens.sequence, fit_sequences) & tokens.valid)[rows]
+    return site_extras(
+        form_of(layer), inputs, chosen, torch.from_numpy(weights[rows]),
+        fit=fit, decode=decode, kept=kept, sparsities=plan.sparsities,
+    )  # fmt: skip
 
 
 def _visited(tokens: Tokens, ids: Array) -> Array:

@@ -37,7 +37,8 @@ class Trace:
     router j sites on is fed this site's gate input; `renormed`: that input with this site's norm weight exchanged for
     the other's), [N, S, J, E], entry [n, s, j - 1] for router s + j, NaN where not recorded; ``expert_norms`` [N, S,
     K], the norm of each selected expert's output before weighting; ``active_shares`` [N, S, K, P], the share of
-    channels of ``|x W_up|`` at or above the threshold of each of the header's P sparsities, NaN where not recorded.
+    channels at or above the threshold of each of the header's P sparsities, NaN where not recorded: those of
+    ``|x W_up|``, or of what ``active_shares_of`` in the header's provenance names.
     """
 
     header: Header

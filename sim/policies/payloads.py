@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -103,7 +104,9 @@ class ActiveShare(Whole):
         if len(gate.experts) > 1:
             return self._geometry.bytes_of(key)
         recorded: FloatArray | None = gate.share if self.needs_shares else None
-        return self._bytes(key, self.active_share if recorded is None else float(recorded[0, index, self._column]))
+        share = self.active_share if recorded is None else float(recorded[0, index, self._column])
+        # What was not recorded (a prompt of one token, attention experts) moves whole.
+        return self._bytes(key, 1.0 if math.isnan(share) else share)
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
         return self._geometry.bytes_of(key) if len(choice.experts) > 1 else self._bytes(key, self.active_share)

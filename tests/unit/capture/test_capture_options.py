@@ -219,8 +219,11 @@ def test_an_encoder_and_a_decoder_have_their_own_rows(tmp_path: Path) -> None:
     header = trace.header
     assert (header.encoder_sites, header.model.sites) == (2, 4)
     assert [site.stack for site in header.sites] == ["encoder", "encoder", "decoder", "decoder"]
-    assert "not_recorded_sparsities" in header.provenance
+    assert header.provenance["active_shares_of"] == "|act(x W_in)|"
     decode = trace.phase == DECODE
+    assert trace.active_shares is not None
+    assert np.isnan(trace.active_shares[decode][:, :2]).all()
+    assert np.isfinite(trace.active_shares[decode & trace.valid][:, 2:]).all()
     assert (trace.ids[decode][:, :2] == -1).all()
     assert (trace.ids[~decode][:, 2:] == -1).all()
     assert trace.logits is not None
@@ -232,6 +235,27 @@ def test_an_encoder_and_a_decoder_have_their_own_rows(tmp_path: Path) -> None:
         assert trace.position[own].tolist() == list(range(own.sum()))
         assert trace.token[own & decode][0] == 0
         assert (own & decode).sum() == 6
+
+
+def test_attention_experts_are_not_measured_and_the_header_says_so(tmp_path: Path) -> None:
+    directory = save_checkpoint(tiny("jetmoe"), tmp_path / "jetmoe")
+    write_prompts(directory / "prompts.jsonl")
+    trace = run(directory, tmp_path / "out")
+    kinds = [site.kind for site in trace.header.sites]
+    assert kinds == ["attn", "ffn"] * 3
+    told = str(trace.header.provenance["sites_not_measured"])
+    assert told.startswith("0, 2, 4: ")
+    assert "lies the attention" in told
+    assert (trace.header.provenance["active_shares_of"], trace.header.model.expert_intermediate) == ("|x W_up|", 48)
+    decode = trace.phase == DECODE
+    assert trace.active_shares is not None
+    assert trace.expert_norms is not None
+    for site, kind in enumerate(kinds):
+        measured = np.isfinite(trace.active_shares[decode, site]), np.isfinite(trace.expert_norms[decode, site])
+        assert all((found == (kind == "ffn")).all() for found in measured)
+    thresholds = safetensors.numpy.load_file(tmp_path / "out" / "thresholds.safetensors")["thresholds"]
+    assert np.isnan(thresholds[::2]).all()
+    assert (thresholds[1::2] > 0).all()
 
 
 def test_a_hash_layers_table_is_kept(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tiny_models import FAMILIES, build
 from torch.nn import functional
 
 from capture.discover import CaptureError, MoELayer, discover
+from capture.expert_forms import form_of
 from capture.extras import SiteExtras, pack_masks, site_extras, unpack_masks
 from capture.hooks import RouterHooks
 from capture.lookahead import lookahead_scores, router_scorer
@@ -200,9 +201,10 @@ def test_renormed_lookahead_is_the_residual_under_the_later_norm(model: Any, row
 
 def extras_of_site(model: Any, rows: Rows, site: int) -> SiteExtras:
     return site_extras(
-        discover(model)[site],
+        form_of(discover(model)[site]),
         rows.expert_inputs[:, site],
         torch.from_numpy(rows.ids[:, site]),
+        torch.from_numpy(rows.weights[:, site]),
         fit=torch.from_numpy(rows.sequence < 2),
         decode=torch.from_numpy(rows.phase == DECODE),
         kept=torch.from_numpy((rows.phase == DECODE) & (rows.sequence == 1)),
@@ -254,8 +256,9 @@ def test_an_expert_without_a_sample_uses_the_sites_thresholds(model: Any, rows: 
     ids = torch.zeros(len(rows.ids), 1, dtype=torch.int16)
     everything = torch.ones(len(ids), dtype=torch.bool)
     extras = site_extras(
-        layer, rows.expert_inputs[:, 0], ids, fit=everything, decode=everything, kept=everything, sparsities=SPARSITIES
-    )
+        form_of(layer), rows.expert_inputs[:, 0], ids, torch.ones(ids.shape), fit=everything, decode=everything,
+        kept=everything, sparsities=SPARSITIES,
+    )  # fmt: skip
     assert extras.num_pooled == layer.num_experts - 1
     assert torch.equal(extras.thresholds[0], extras.thresholds[1])
 

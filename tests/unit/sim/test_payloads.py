@@ -70,6 +70,11 @@ def test_a_row_moves_the_channels_that_it_makes_active(sparsity: float, moved: l
     assert [active(sparsity).moved_bytes(e, gate(3, 5), i) for i, e in enumerate((3, 5))] == moved
 
 
+def test_what_was_not_recorded_moves_whole() -> None:
+    """A prompt of one token, or experts in attention: their shares are NaN."""
+    assert active().moved_bytes(3, gate(3, 5, share=np.full((1, 2, 3), np.nan, np.float32)), 0) == 1000
+
+
 def test_a_forecast_moves_the_nominal_share() -> None:
     """1 - 0.8 of 1,000 bytes."""
     assert active(0.8).forecast_bytes(3, forecast(3, 5), 0, gate(1)) == 200
