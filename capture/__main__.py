@@ -152,6 +152,7 @@ def _header(
         licence=f"token ids of texts under: {'; '.join(licences)}",
         versions=_versions(),
         provenance=provenance,
+        prefill=settings.prefill,
     )
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from capture.expert_forms import UP
 from capture.hidden import hidden_file
 from sim.trace import Header
+from sim.trace_header import COUNTS_FILE
 
 
 def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
@@ -39,6 +40,12 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
         "- `header.json`: model, sites with their fitted routing rules, sequences, steps, sha256 of every other file.",
         "- `routes.parquet`: a row is a site x token; read it with `sim.trace.read_trace`.",
     ]
+    if header.prefill == "counts":
+        lines[-1] = lines[-1].replace("a row is a site x token", "a row is a site x decoded token")
+        lines += [
+            f"- `{COUNTS_FILE}`: prompts, as the number of tokens that chose an expert at a site in a step, and their "
+            "weights' sum.",
+        ]
     if "logits" in header.steps:
         lines += [f"  Logits in steps of {_step_text(header.steps['logits'])}."]
     if "weights" in header.steps:

@@ -49,9 +49,9 @@ class ExpertForm:
     def norms(self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Euclidean norm of each chosen expert's output, [T, K], for inputs [T, H]; 0 where ``ids`` [T, K] is -1."""
         norms = torch.zeros(ids.shape)
-        for expert in ids.unique().tolist():
-            if expert >= 0:
-                rows, slots = torch.where(ids == expert)
+        for expert in range(self.layer.num_experts):
+            rows, slots = torch.where(ids == expert)
+            if len(rows):
                 fed = self.fed(inputs, weights, rows, slots)
                 norms[rows.cpu(), slots.cpu()] = self.output(expert, fed).float().norm(dim=-1).cpu()
         return norms
@@ -251,7 +251,7 @@ class Modules(ExpertForm):
                 output = type(module).forward(module, inputs)
         finally:
             handle.remove()
-        return seen[0], output  # type: ignore[return-value]
+        return seen[0], output
 
 
 def form_of(layer: MoELayer) -> ExpertForm:

@@ -22,7 +22,7 @@ from capture.settings import Settings
 from capture.shards import Shards
 from capture.sites import SiteFacts, Tokens, facts_of, load_tokens, measure_site, site_name, told_of
 from capture.units import Unit, hidden_sequences, record_unit, units_of
-from sim.trace import Header, Lookahead, Site, Trace, TraceSequence
+from sim.trace import DECODE, Header, Lookahead, Site, Trace, TraceSequence
 from sim.trace_header import Scalar
 from sim.trace_parts import header_of_part, write_trace_parts
 
@@ -86,8 +86,10 @@ class Recording:
             files[THRESHOLDS_FILE] = safetensors.torch.save({"thresholds": torch.stack(thresholds)})
         files["README.md"] = describe(header, tokens.begins[-1], files).encode()
         parts = self._parts(header, tokens)
+        counted = header.prefill == "counts"
+        num_rows = int((tokens.phase == DECODE).sum()) if counted else tokens.begins[-1]
         header = write_trace_parts(
-            self.settings.output_dir, header, parts, tokens.begins[-1], files,
+            self.settings.output_dir, header, parts, num_rows, files,
             compression=COMPRESSION, compression_level=COMPRESSION_LEVEL,
         )  # fmt: skip
         self.shards.remove()
@@ -109,8 +111,8 @@ class Recording:
             provenance["thresholds_pooled_over_site"] = sum(item.num_pooled for item in facts)
             provenance["active_shares_of"] = plan.quantity
             if plan.unmeasured:
-                sites = ", ".join(map(str, plan.unmeasured))
-                provenance["sites_not_measured"] = f"{sites}: {next(iter(plan.unmeasured.values()))}"
+                numbers = ", ".join(map(str, plan.unmeasured))
+                provenance["sites_not_measured"] = f"{numbers}: {next(iter(plan.unmeasured.values()))}"
         provenance |= told_of(facts)
         null = self.layers[0].num_classes - self.layers[0].num_experts
         if null:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sim.trace_header import NORMS, POSITIONS
+from sim.trace_header import NORMS, POSITIONS, PREFILLS
 
 DTYPES = ("float32", "bfloat16", "float16")
 CONTINUATIONS = ("document", "greedy")
@@ -32,7 +32,8 @@ class Settings:
     ``decode_tokens`` follow one by one with a KV cache: the document's own text (``continuation=document``) or the
     model's (``greedy``), which ends at its end-of-text token; with ``chat=auto`` a prompt for the latter is put into
     the tokenizer's chat template, if it has one. ``batch`` sequences run together; ``prefill_chunk`` cuts prompts into
-    steps of so many tokens, 0 for one step.
+    steps of so many tokens, 0 for one step. ``prefill=counts`` keeps of a prompt only how many of its tokens chose each
+    expert at each site, and with what weight together (`sim.trace_prefill`).
 
     None means: whatever this model allows, and the trace says what was left out and why; a stated value that the model
     does not allow is refused. ``lookahead`` is the depth in sites (0 for none) of scores fed with what is seen at
@@ -55,6 +56,7 @@ class Settings:
     chat: str = "auto"
     batch: int = 1
     prefill_chunk: int = 0
+    prefill: str = "rows"
     logits: bool = True
     lookahead: int | None = None
     lookahead_position: str = "gate_in"
@@ -100,6 +102,8 @@ def _check_together(settings: Settings) -> None:
         raise SettingError("hidden_sequences needs lookahead or sparsities; set hidden_sequences=0 for routing only")
     if settings.batch > 1 and settings.prefill_chunk:
         raise SettingError("prefill_chunk would cut the padding of a batch; set batch=1, or prefill_chunk=0")
+    if settings.batch > 1 and settings.prefill == "counts":
+        raise SettingError("prefill=counts keeps no padding, which a batch's prompts have; set batch=1")
     if settings.lookahead and not settings.logits:
         raise SettingError("lookahead is checked against logits; set logits=yes, or lookahead=0")
 
@@ -213,6 +217,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "chat": _one(CHATS),
     "batch": _integer(1),
     "prefill_chunk": _integer(0),
+    "prefill": _one(PREFILLS),
     "logits": _yes_or_no,
     "lookahead": _or_auto(_integer(0)),
     "lookahead_position": _one(POSITIONS),

@@ -109,6 +109,8 @@ def take(trace: Trace, phase: str = "decode", exclude: Collection[str] = (), dir
         item.sequence for item in trace.header.sequences if not any(item.flags.get(flag, False) for flag in exclude)
     ]
     rows = trace.valid & np.isin(trace.sequence, kept)
+    if phase != "decode" and trace.header.prefill == "counts":
+        raise Unavailable("the trace keeps prompts as counts of tokens, not as rows; capture it with prefill=rows")
     if phase != "all":
         rows = rows & ((trace.phase == DECODE) == (phase == "decode"))
     chosen = np.flatnonzero(rows)

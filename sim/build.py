@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -105,7 +106,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     part = {name: _part(config, name) for name in PARTS}
     model, hardware, choice = part["model"], part["hardware"], part["trace"]
     trace = trace or _shared_trace(part, shared)
-    model.check_trace(trace.header.model, trace.header.name)
+    model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
     workload = _shared_workload(part, trace, shared)
     fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
     _check_parts(part, workload)
@@ -239,7 +240,23 @@ def _check_recorded(config: Mapping[str, Any], precision: int | None, workload: 
             f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
             f"workload=recorded, its own steps"
         )
+    if header.prefill == "counts":
+        _check_counts(header.name, config, precision, workload)
     if "rows" in lacks and config["cache"].get("recency") == "rows":
+        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
+
+
+def _check_counts(name: str, config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
+    """Raise ValueError where a part would need single rows of prompts of which the trace keeps counts."""
+    told = f"trace {name} keeps prompts as counts of tokens, not"
+    if precision is None:
+        raise ValueError(
+            f"{told} each token's weights, which precision goes by; choose precision=fp16 or another fixed one, or "
+            f"capture with prefill=rows"
+        )
+    if workload.prefill_chunk is not None:
+        raise ValueError(f"{told} which token chose which expert; set workload.prefill_chunk=null")
+    if config["cache"].get("recency") == "rows":
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
 
 
@@ -363,13 +380,14 @@ def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controlle
     largest = max(controller.geometry.variant_bytes)
     over = 0
     if loader.retention == "after_batch":
-        union = min(model.experts, limits.rows * model.top_k) * largest
+        union = min(model.stored_experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
         over = overflow_bytes(union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity))
     return check_memory(
         model, hardware, limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
         overflow_bytes=over, dense_slots=loader.dense_slots,
-        parts_bytes=model.sites * model.experts * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
+        parts_bytes=model.sites * model.stored_experts
+        * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
     )  # fmt: skip
 
 
@@ -476,11 +494,13 @@ def make_geometry(model: Model, precisions: tuple[str, ...], share: float,
     if not 0 < share <= 1:
         raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
     sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
-    capacity = int(share * model.sites * model.experts * sizes[0])
+    capacity = int(share * model.sites * model.stored_experts * sizes[0])
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
     units = model.experts + 1
-    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in missing)
-    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys)
+    null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
+    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
+    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys,
+                    null_experts=model.null_experts)  # fmt: skip
 
 
 def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:

@@ -36,7 +36,7 @@ def machine_row(name: str, config: DictConfig, about: str) -> Row:
 def model_row(name: str, config: DictConfig, about: str) -> Row:
     model: Model = instantiate(config, _convert_="all")
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
-    experts = model.sites * model.experts * model.expert_bytes("fp16") / GIB
+    experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
     label = f" ({model.transplant})" if model.transplant else ""
     return (name, shape, f"{model.total_params / 1e9:.4g} B", f"{model.expert_bytes('fp16') / 1e6:.4g} MB",
             f"{experts:.4g} GiB", f"{model.kv_bytes_per_token / 1024:.4g} KiB", model.source + label)  # fmt: skip

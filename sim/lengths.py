@@ -72,6 +72,11 @@ class Lengths:
 
     def _check_prompts(self, trace: Trace, sequences: Sequence[TraceSequence]) -> None:
         name = trace.header.name
+        if trace.header.prefill == "counts":
+            raise ValueError(
+                f"trace {name} keeps prompts as counts of tokens, of which workload.prompt_tokens={self.prompt_tokens} "
+                f"cannot cut a part; set it to null, or capture with prefill=rows"
+            )
         if trace.header.encoder_sites:
             raise ValueError(
                 f"workload.prompt_tokens={self.prompt_tokens} would cut what an encoder has read as a whole (trace "

@@ -139,8 +139,9 @@ def _budget(run: Run) -> dict[str, Any]:
 
 def _all_bytes(geometry: Geometry) -> int:
     """Every expert at every precision in play."""
+    stored = geometry.experts - geometry.null_experts
     keys = (geometry.key(p, site, expert) for p in range(len(geometry.precisions))
-            for site in range(geometry.sites) for expert in range(geometry.experts))  # fmt: skip
+            for site in range(geometry.sites) for expert in range(stored))  # fmt: skip
     return sum(map(geometry.bytes_of, keys))
 
 

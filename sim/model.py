@@ -101,6 +101,9 @@ class Model:
     others' layers then have cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
     experts, and the model, has (biases, norms of queries and keys, gates of shared experts).
 
+    The last ``null_experts`` of ``experts`` are choices that compute nothing: they have no weights, and nothing needs
+    them.
+
     ``gates_of`` names the model whose gates are replayed where that is another one than the model whose sizes these are
     (``sizes_of``): a transplant.
     """
@@ -129,6 +132,7 @@ class Model:
     dense_bits: float = 16.0
     kv_bits: float = 16.0
     tied_embeddings: bool = False
+    null_experts: int = 0
     gates_of: str | None = None
     sizes_of: str | None = None
 
@@ -137,13 +141,18 @@ class Model:
                      "vocab", "expert_matrices"):  # fmt: skip
             require_number(f"model.{name}", getattr(self, name), minimum=1, whole=True)
         for name in ("expert_biases", "shared_intermediate", "leading_dense_layers", "dense_layers_per_site",
-                     "dense_intermediate", "encoder_sites", "other_site_params", "other_params"):  # fmt: skip
+                     "dense_intermediate", "encoder_sites", "other_site_params", "other_params",
+                     "null_experts"):  # fmt: skip
             require_number(f"model.{name}", getattr(self, name), whole=True)
         for name in ("dense_bits", "kv_bits"):
             require_number(f"model.{name}", getattr(self, name), minimum=1)
         require_flag("model.tied_embeddings", self.tied_embeddings)
         if self.top_k > self.experts:
             raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
+        if self.null_experts >= self.experts:
+            raise ValueError(
+                f"model.null_experts={self.null_experts} must be below model.experts={self.experts}, which counts them"
+            )
         if self.latent is not None and not isinstance(self.latent, LatentAttention):
             raise ValueError(f"model.latent={self.latent!r} must be null or a section with its _target_")
         self._check_layers()
@@ -174,6 +183,11 @@ class Model:
         return f"TRANSPLANTED: gates of {self.gates_of}, sizes of {self.sizes_of}" if self.gates_of else None
 
     # ---- experts
+
+    @property
+    def stored_experts(self) -> int:
+        """Experts of a site that have weights."""
+        return self.experts - self.null_experts
 
     @property
     def expert_params(self) -> int:
@@ -260,7 +274,7 @@ class Model:
 
     @property
     def total_params(self) -> int:
-        return self.dense_params + self.sites * self.experts * self.expert_params
+        return self.dense_params + self.sites * self.stored_experts * self.expert_params
 
     @property
     def active_params(self) -> int:
@@ -283,13 +297,20 @@ class Model:
         layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
         return layers * self.layer_kv_bytes
 
-    def check_trace(self, shape: ModelShape, trace_name: str) -> None:
-        """Raise ValueError unless the trace's gates are this model's, or are declared as a transplant."""
+    def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
+        """Raise ValueError unless the trace's gates, of which the last ``null_experts`` choices compute nothing, are
+        this model's, or are declared as a transplant.
+        """
         ours, theirs = (self.sites, self.experts, self.top_k), (shape.sites, shape.experts, shape.top_k)
         if ours != theirs:
             raise ValueError(
                 f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model {self.name} {_shape(ours)}; "
                 f"choose a model of that shape, or override model.sites, model.experts and model.top_k"
+            )
+        if null_experts != self.null_experts:
+            raise ValueError(
+                f"of the {self.experts} experts of trace {trace_name} {null_experts} compute nothing (no weights), "
+                f"of those of model {self.name} {self.null_experts}; set ++model.null_experts={null_experts}"
             )
         if self.gates_of is not None:
             if self.gates_of != shape.name:

@@ -54,7 +54,7 @@ def sizes(model: Model) -> Table:
     bits = [PRECISIONS[name].gate for name in ("fp16", "int8", "int4")]
     rows = {
         "one expert": model.expert_params,
-        "all experts": model.sites * model.experts * model.expert_params,
+        "all experts": model.sites * model.stored_experts * model.expert_params,
         "everything else": model.dense_params,
         "in all": model.total_params,
         "used by a token": model.active_params,

@@ -2,10 +2,11 @@
 
 A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a set of numpy arrays
 over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a row is a site x token-row, ordered by
-site, then step and row in the step) and other files that the header lists. Weights and wide columns (logits,
-lookahead, norms, activation shares) may be stored as small integers times a step that the header states, and always
-come back as float32; wide columns are read only when asked for. In an encoder-decoder model a row visits the sites of
-one stack only; its rows at the other sites hold ids of -1, weights of 0 and NaN.
+site, then step and row in the step) and other files that the header lists; prompts may be kept as counts of tokens
+(`sim.trace_prefill`). Weights and wide columns (logits, lookahead, norms, activation shares) may be stored as small
+integers times a step that the header states, and always come back as float32; wide columns are read only when asked
+for. In an encoder-decoder model a row visits the sites of one stack only; its rows at the other sites hold ids of -1,
+weights of 0 and NaN.
 
 Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
 nothing is ever evaluated. One limit: whoever forges a parquet file *and* its sha256 can make the parquet parser
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from sim.trace_checks import check_rows
 from sim.trace_fields import HEADER_FILE, TraceError
 from sim.trace_header import (
+    COUNTS_FILE,
     ROUTES_FILE,
     Finding,
     Header,
@@ -40,6 +42,7 @@ from sim.trace_header import (
     parse_header,
     trace_sha256,
 )
+from sim.trace_prefill import COUNT_DTYPES, count_prompts, deal_prompts, decoded_part
 from sim.trace_rows import CHUNK, DECODE, PREFILL, ROW_DTYPES, Trace
 from sim.trace_storage import (
     Stored,
@@ -82,12 +85,21 @@ def write_trace(
     trace = replace(trace, header=replace(trace.header, columns=recorded_columns(trace)))
     check_header(trace.header)
     check_rows(trace)
+    files = dict(extra_files or {})
+    if trace.header.prefill == "counts":
+        files |= counts_file([count_prompts(trace)])
+        trace = decoded_part(trace)
     frame = trace_frame(trace)
 
     def write_routes(place: Path) -> None:
         frame.write_parquet(place, compression=compression, compression_level=compression_level)
 
-    return publish(directory, trace.header, write_routes, extra_files or {})
+    return publish(directory, trace.header, write_routes, files)
+
+
+def counts_file(frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
+    """The file of prompts that are kept as counts, from those of parts in order, once it is asked for."""
+    return {COUNTS_FILE: lambda place: pl.concat(frames).write_parquet(place, compression="zstd")}
 
 
 def check_new(directory: str | Path) -> None:
@@ -140,6 +152,8 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
     stored = stored_columns(header, asked)
     recorded = _expected(header, stored_columns(header, header.columns))
     trace = _build(header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored)
+    if header.prefill == "counts":
+        trace = deal_prompts(trace, _load_counts(root / COUNTS_FILE, header, stored))
     check_rows(trace)
     return _freeze(trace)
 
@@ -256,6 +270,26 @@ def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, 
         return {name: _array(frame[name]) for name in wanted}
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise TraceError(ROUTES_FILE, "content", str(error), "must be a parquet file that polars reads") from None
+
+
+def _load_counts(path: Path, header: Header, stored: Mapping[str, Stored]) -> pl.DataFrame:
+    row_bytes = sum(max(how.width, 1) * VALUE_BYTES for how in stored.values()) * header.model.sites
+    num_rows = sum(item.prompt_tokens for item in header.sequences)
+    if num_rows * row_bytes > LARGEST_ROWS_BYTES:
+        rule = f"must be at most {LARGEST_ROWS_BYTES // row_bytes} in all with these columns"
+        raise TraceError(HEADER_FILE, "prompt_tokens", num_rows, rule, "ask for fewer columns, or capture less")
+    try:
+        if (found := dict(pl.read_parquet_schema(path))) != COUNT_DTYPES:
+            raise TraceError(COUNTS_FILE, "columns", str(found), f"must be {COUNT_DTYPES}")
+        cells = num_rows * header.model.sites * header.model.top_k
+        if (rows := pl.scan_parquet(path).select(pl.len()).collect().item()) > cells:
+            raise TraceError(COUNTS_FILE, "rows", rows, f"must be at most {cells}, the choices of all prompts")
+        frame = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise TraceError(COUNTS_FILE, "content", str(error), "must be a parquet file that polars reads") from None
+    if any(frame[name].null_count() for name in COUNT_DTYPES):
+        raise TraceError(COUNTS_FILE, "content", "null", "must hold no null")
+    return frame
 
 
 def _check_dtype(name: str, dtype: Any, dtypes: tuple[Any, ...], width: int) -> None:

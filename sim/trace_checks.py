@@ -67,7 +67,8 @@ def _check_choices(trace: Trace) -> None:
     _refuse("weights", ~np.isfinite(weights) | (weights < 0), weights, "must be finite and >= 0")
     _refuse("weights", (ids < 0) & (weights != 0), weights, "must be 0 where the id is -1")
     if trace.logits is not None:
-        _refuse("logits", ~np.isfinite(trace.logits) & _visited(trace)[..., None], trace.logits, "must be finite")
+        recorded = _visited(trace) & _kept_rows(trace)[:, None]
+        _refuse("logits", ~np.isfinite(trace.logits) & recorded[..., None], trace.logits, "must be finite")
     if trace.expert_norms is not None:
         wrong = (trace.expert_norms < 0) | np.isinf(trace.expert_norms)
         _refuse("expert_norms", wrong, trace.expert_norms, "must be >= 0, or NaN where not recorded")
@@ -121,7 +122,7 @@ def _check_sums(trace: Trace) -> None:
         rule = site.rule
         if rule is None or rule.weight not in SUMS or site.rule_match < 1:
             continue
-        whole = (trace.ids[:, site.site] >= 0).all(-1)
+        whole = (trace.ids[:, site.site] >= 0).all(-1) & _kept_rows(trace)
         sums = trace.weights[:, site.site].sum(-1, dtype=np.float64)
         allowed = top_k * (site.rule_weight_error + step / 2) + 1e-5 * max(1.0, abs(rule.scale))
         # The weights of a row whose scores are all 0 have no sum to keep.
@@ -140,6 +141,11 @@ def _check_lookahead(trace: Trace) -> None:
             wrong = ~np.isnan(scores[:, :, ahead - 1]) & beyond[:, None]
             rule = "must be NaN past the last site" + (" of its stack" if encoder else "")
             _refuse(f"lookahead_{norm} {ahead} sites ahead", wrong, scores[:, :, ahead - 1], rule)
+
+
+def _kept_rows(trace: Trace) -> NDArray[np.bool_]:
+    """Rows that were recorded as such, [N]: all, or where prompts are counts, those that were decoded."""
+    return np.ones(len(trace.phase), np.bool_) if trace.header.prefill == "rows" else trace.phase == DECODE
 
 
 def _visited(trace: Trace) -> NDArray[np.bool_]:

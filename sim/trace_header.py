@@ -23,6 +23,8 @@ from sim.trace_fields import (
 
 SCHEMA = 1
 ROUTES_FILE = "routes.parquet"
+COUNTS_FILE = "prefill_counts.parquet"
+PREFILLS = ("rows", "counts")
 SOURCES = ("captured", "imported", "synthetic")
 SPLITS = ("fit", "eval")
 NORMS = ("raw", "renormed")
@@ -121,7 +123,8 @@ class Header:
     ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`, `logits`,
     `expert_norms`, `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of
     channels below the thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256
-    by relative path) are filled when the trace is written. ``findings`` are what a check of the rows found, None where
+    by relative path) are filled when the trace is written. ``prefill``: prompts are kept as `rows`, or as `counts` of
+    tokens (see `sim.trace_prefill`). ``findings`` are what a check of the rows found, None where
     none was made.
     """
 
@@ -143,6 +146,7 @@ class Header:
     files: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
     schema: int = SCHEMA
+    prefill: str = "rows"
 
     @property
     def encoder_sites(self) -> int:
@@ -150,6 +154,11 @@ class Header:
         others; else every row visits every site.
         """
         return sum(site.stack == "encoder" for site in self.sites)
+
+    @property
+    def null_experts(self) -> int:
+        """How many of the model's experts, the last ones, compute nothing: as its rules say."""
+        return max((site.rule.null_experts for site in self.sites if site.rule is not None), default=0)
 
     def to_json(self) -> str:
         """The text of ``header.json``; `parse_header` gives an equal header back."""
@@ -161,6 +170,8 @@ class Header:
                 del row["stack"]
         if self.findings is None:
             del plain["findings"]
+        if self.prefill == "rows":
+            del plain["prefill"]
         return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -176,7 +187,7 @@ def parse_header(text: str | bytes) -> Header:
     if isinstance(value, dict) and value.get("schema") != SCHEMA:
         remedy = "convert the trace, or use the version of this program that wrote it"
         raise TraceError(HEADER_FILE, "schema", value.get("schema"), f"must be {SCHEMA}", remedy)
-    header = _header(Fields(value, "", Header, {"findings": None}))
+    header = _header(Fields(value, "", Header, {"findings": None, "prefill": "rows"}))
     check_header(header)
     return header
 
@@ -236,6 +247,9 @@ def _header(fields: Fields) -> Header:
         check_path(path)
     if ROUTES_FILE not in files:
         raise fields.refusal("files", f"must list {ROUTES_FILE}")
+    prefill = fields.text("prefill", PREFILLS)
+    if (COUNTS_FILE in files) != (prefill == "counts"):
+        raise fields.refusal("prefill", f"must be counts where files list {COUNTS_FILE}, and only there")
     lookahead = fields.value["lookahead"]
     return Header(
         name=fields.text("name"),
@@ -256,6 +270,7 @@ def _header(fields: Fields) -> Header:
         files=files,
         findings=None if fields.value["findings"] is None else fields.array("findings", _finding),
         schema=fields.integer("schema", SCHEMA, SCHEMA),
+        prefill=prefill,
     )
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sim.trace import Content, check_new, publish
+from sim.trace import Content, check_new, counts_file, publish
 from sim.trace_checks import check_rows
 from sim.trace_fields import TraceError
 from sim.trace_header import ROUTES_FILE, Header, check_header
+from sim.trace_prefill import count_prompts, decoded_part
 from sim.trace_rows import ROW_DTYPES, Trace
 from sim.trace_storage import Stored, column_of, fixed_point, stored_columns
 
@@ -37,22 +38,27 @@ def write_trace_parts(
     """Write ``parts``, in order, as one trace to the new ``directory``; else as `sim.trace.write_trace`.
 
     ``header`` is that of the whole trace, with ``columns`` filled; a part's header has those of the sequences that the
-    part holds. The parts have ``num_rows`` token-rows together. Memory: one part, and one site of the whole.
+    part holds. The parts have ``num_rows`` token-rows together, of which a header with ``prefill: counts`` keeps the
+    decoded ones. Memory: one part, and one site of the whole.
     """
     check_new(directory)
     check_header(header)
+    prompts: list[pl.DataFrame] = []
 
     def write_routes(place: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{Path(directory).name}.", dir=place.parent.parent) as scratch:
             columns = _Columns(Path(scratch), header, num_rows)
             for part in parts:
                 columns.add(part)
+                if header.prefill == "counts":
+                    prompts.append(count_prompts(part))
             frames = columns.site_files()
             pl.scan_ipc(frames).sink_parquet(
                 place, compression=compression, compression_level=compression_level, maintain_order=True
             )
 
-    return publish(directory, header, write_routes, extra_files or {})
+    files = dict(extra_files or {}) | (counts_file(prompts) if header.prefill == "counts" else {})
+    return publish(directory, header, write_routes, files)
 
 
 class _Columns:
@@ -79,6 +85,8 @@ class _Columns:
     def add(self, part: Trace) -> None:
         """Check a part and take its rows."""
         check_rows(part)
+        if self._header.prefill == "counts":
+            part = decoded_part(part)
         begin, end = self._filled, self._filled + len(part.step)
         if end > self._num_rows:
             raise ValueError(f"parts have more than the num_rows={self._num_rows} that were told")

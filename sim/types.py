@@ -72,7 +72,8 @@ class Geometry:
     weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may
     hold in all.
     ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
-    ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start.
+    ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start; those of the last
+    ``null_experts`` of a site's experts, which have no weights, are among them.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
     """
 
@@ -85,6 +86,7 @@ class Geometry:
     capacity_bytes: int
     site_bytes: tuple[tuple[int, ...], ...] | None = None
     missing: frozenset[int] = frozenset()
+    null_experts: int = 0
 
     def __post_init__(self) -> None:
         if self.site_bytes is not None and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes:

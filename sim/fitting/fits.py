@@ -9,7 +9,7 @@ import numpy as np
 from sim.choices import need_order
 from sim.fitting.artefact import Artefact
 from sim.policies.fitted import FittedPredictor, Sample, Shape, Track
-from sim.trace import Header, Trace, trace_sha256
+from sim.trace import DECODE, Header, Trace, trace_sha256
 
 
 def shape_of(header: Header) -> Shape:
@@ -36,8 +36,11 @@ def fit_sequences(trace: Trace, exclude: Sequence[str] = (), most: int | None = 
 
 
 def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
-    """The valid rows of these sequences, in the trace's order, each row's choices in need order."""
-    rows = np.flatnonzero(np.isin(trace.sequence, sequences) & trace.valid)
+    """The valid rows of these sequences, in the trace's order, each row's choices in need order; without those of
+    prompts of which the trace keeps counts only.
+    """
+    kept = trace.valid & ((trace.phase == DECODE) | (trace.header.prefill == "rows"))
+    rows = np.flatnonzero(np.isin(trace.sequence, sequences) & kept)
     ids = trace.ids[rows]
     order = need_order(ids, np.where(ids < 0, np.float32(0), trace.weights[rows]))
     return Sample(shape_of(trace.header), np.take_along_axis(ids, order, -1), trace.sequence[rows], trace.token[rows])

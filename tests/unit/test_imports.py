@@ -18,8 +18,8 @@ from sim.build import ROOT
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
     {"units", "types", "record"},
-    {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows", "trace_checks",
-     "trace_storage", "trace_parts", "residency_log",
+    {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
+     "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
      "lengths", "link_parts", "measured", "page_cache", "contention",
      "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
