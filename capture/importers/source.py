@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,8 +188,12 @@ def npy_header(stream: BinaryIO | Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"format version {version} holds no plain numbers")
-    with warnings.catch_warnings(action="ignore"):
-        shape, _, dtype = read(stream)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            shape, _, dtype = read(stream)
+    except (tokenize.TokenError, SyntaxError) as error:
+        # numpy reads a header that is no literal once more, as Python 2 wrote it.
+        raise ValueError(f"its header is cut short ({error.args[0]})") from None
     return shape, dtype
 
 

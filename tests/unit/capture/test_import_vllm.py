@@ -188,6 +188,8 @@ np.save(PICKLED, np.array([print], dtype=object), allow_pickle=True)
          "response.choices[0].routed_experts", "must be whole numbers [tokens, layers, ranks]"),
         (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)", "__import__('os')")),
          "response.choices[0].routed_experts", "must be base64"),
+        (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2")),
+         "response.choices[0].routed_experts", "must be base64 of an .npy file of numbers (its header is cut short"),
         (lambda v: choice(v).update(routed_experts=npy("(1000000, 1000, 4)")), "response.choices[0].routed_experts",
          "must be at most 1073741824"),
         (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)")), "response.choices[0].routed_experts",
