@@ -224,6 +224,16 @@ def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{place}.{name}" if place else str(name))
 
 
+def _check_unpacking(part: Mapping[str, Any]) -> None:
+    """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
+    loader = part["loader"]
+    if any(link.unpack is not None for link in part["hardware"].links) and (loader.chunk_bytes or loader.dense_slots):
+        raise ValueError(
+            f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go with "
+            f"hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null, dense_slots=0 or unpack=null"
+        )
+
+
 def _check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
     """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
     header = workload.trace.header
@@ -289,6 +299,7 @@ def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with hardware.links.{kept[0]}.page_cache: "
             f"what is kept of a read that was cut is not modelled; set one of them to null"
         )
+    _check_unpacking(part)
     if hardware.contention is not None and part["loader"].chunk_bytes is not None:
         raise ValueError(
             f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with links that others at work slow "

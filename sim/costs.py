@@ -138,6 +138,11 @@ class Roofline:
         self._tables = [self._measured.expert_us.get(p) if self._measured else None for p in precisions]
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
+        # Bytes of each variant, in ascending order, and their bits.
+        sizes = site_bytes or [[model.expert_bytes(precision)] for precision in precisions]
+        self._variants = sorted({(size, bits) for of, bits in zip(sizes, self._bits, strict=True) for size in of})
+        unpacks = [link.unpack for link in hardware.links if link.unpack is not None]
+        self._unpacked_bits = max((unpack.bits for unpack in unpacks), default=0.0)
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same: by site the number of its kind, and of each kind its first site.
@@ -208,6 +213,8 @@ class Roofline:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
+        elif self._bits[precision] < self._unpacked_bits:
+            read_bytes *= self._unpacked_bits / self._bits[precision]
         return written_out + compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
@@ -233,7 +240,15 @@ class Roofline:
         return size * 8 / bits, size
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        return 0 if self._free_copies else self.hardware.hop_ns(link, moved_bytes)
+        if self._free_copies:
+            return 0
+        if (unpack := self.hardware.links[link].unpack) is None:
+            return self.hardware.hop_ns(link, moved_bytes)
+        return self.hardware.hop_ns(link, moved_bytes) + unpack.time_ns(moved_bytes, self._bits_of(moved_bytes))
+
+    def _bits_of(self, moved_bytes: int) -> float:
+        """Of the smallest variant that so many bytes may be all or a part of; what is larger than any is dense."""
+        return next((bits for size, bits in self._variants if moved_bytes <= size), self.model.dense_bits)
 
     def latency_ns(self, link: int) -> int:
         return 0 if self._free_copies else self.hardware.links[link].latency_ns

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sim.contention import COMPUTE, CPU, FIRST_LINK, Contention
-from sim.link_parts import RATES, Gather, Pages, Reads
+from sim.link_parts import RATES, Gather, Pages, Reads, Unpack
 from sim.measured import Measured, time_ns
 from sim.types import HostCosts, Route
 from sim.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
@@ -24,7 +24,7 @@ class Link:
     A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes`` each. ``reads``: the
     link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied;
     ``page_cache``: the operating system keeps what it read. ``overlapped``: the share of the bandwidth that is left
-    while the compute stream works.
+    while the compute stream works. ``unpack``: what arrives quantised is written out before it is usable.
     """
 
     peak_gb_per_s: float
@@ -41,6 +41,7 @@ class Link:
     gather: Gather | None = None
     page_cache: Pages | None = None
     overlapped: float = 1.0
+    unpack: Unpack | None = None
 
     def __post_init__(self) -> None:
         if self.name:
@@ -58,7 +59,7 @@ class Link:
         require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
         require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
         require_range(f"{place}.overlapped", self.overlapped, 1e-3, 1, "a share of the bandwidth without computation")
-        for name, kind in (("reads", Reads), ("gather", Gather), ("page_cache", Pages)):
+        for name, kind in (("reads", Reads), ("gather", Gather), ("page_cache", Pages), ("unpack", Unpack)):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
                 raise ValueError(f"{place}.{name}={part!r} must be null or a section with its _target_")
@@ -68,6 +69,11 @@ class Link:
             raise ValueError(
                 f"{place}.page_cache does not go with engines={self.engines}, head_bytes={self.head_bytes}; set "
                 f"engines=1 and head_bytes=0, or page_cache=null"
+            )
+        if self.unpack is not None and (self.engines > 1 or self.head_bytes):
+            raise ValueError(
+                f"{place}.unpack does not go with engines={self.engines}, head_bytes={self.head_bytes}; set engines=1 "
+                f"and head_bytes=0, or unpack=null"
             )
         if self.engines > 1 and (self.reads is not None or self.gather is not None or self.call_bytes):
             raise ValueError(

@@ -80,6 +80,30 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class Unpack:
+    """What arrives quantised is written out before it is usable, by the link's loader, after the copy: ``bits`` a
+    weight, at ``gb_per_s`` of what is written, after ``overhead_us``. What has as many bits needs nothing.
+
+    Source: EdgeMoE (arXiv:2308.14352) section 4.4, where a token's experts take longer to widen than to read.
+    """
+
+    gb_per_s: float
+    bits: float = 16.0
+    overhead_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_range("unpack.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
+        require_range("unpack.bits", self.bits, 8, 32, "bits of a weight that is written out")
+        require_range("unpack.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
+
+    def time_ns(self, moved_bytes: int, bits: float) -> int:
+        """After ``moved_bytes`` at ``bits`` a weight."""
+        if bits >= self.bits or moved_bytes <= 0:
+            return 0
+        return us(self.overhead_us) + round(moved_bytes * self.bits / bits * NS_PER_S / gb_per_s(self.gb_per_s))
+
+
+@dataclass(frozen=True)
 class Gather:
     """The host copies an expert's scattered parts into one buffer, piece by piece, each piece before its copy begins.
 

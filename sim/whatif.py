@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -17,13 +19,12 @@ from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
 from sim.latency import decode_time_and_tokens
-from sim.model import PRECISION_BITS
 from sim.outputs import check_writable
 from sim.paired import paired
 from sim.run import Run
-from sim.trials import Trial, prepared, trial
-from sim.units import gb_per_s
+from sim.trials import Trial, kept_trial, prepared
 from sim.whatif_figure import draw
+from sim.whatif_questions import QUESTIONS, Question
 
 USAGE = """usage: python -m sim.whatif memory | link | predictor | cpu | bits [key=value ...]
 
@@ -34,8 +35,11 @@ cpu        against the bandwidth of the host's memory, where the CPU computes wh
 bits       against the precision of the experts, in the same bytes
 
 The overrides are those of python -m sim (system=, model=, hardware=, trace=, budget., ...); values=A,B,... replaces the
-points, output_dir=DIR the folder of table.csv, answer.json, figure.png and figure.svg (outputs/whatif_QUESTION)."""
+points, output_dir=DIR the folder of table.csv, answer.json, figure.png and figure.svg (outputs/whatif_QUESTION). Runs
+that are done are kept there until the answer is: ask again with the same words to go on after an interruption."""
 WORKERS = 2
+KEPT = "trials"
+"""The folder of what is done, until there is an answer."""
 RECALL = 0.9
 """Of the predictor that is asked about, unless predictor.recall is given."""
 
@@ -82,135 +86,20 @@ class Answer:
     is_log: bool
 
 
-@dataclass(frozen=True)
-class Question:
-    """``words`` gives, for a value, the overrides of each series; the first series is what the others are set against.
-
-    ``difference``, of a value's trials by series, changes its sign where it turns; ``told`` says what that means.
-    """
-
-    axis: str
-    values: tuple[float, ...]
-    words: Callable[[float, Run], Mapping[str, tuple[str, ...]]]
-    difference: Callable[[Mapping[str, Trial]], float] | None
-    what: str
-    told: tuple[str, str, str]
-    is_log: bool = False
-    span: tuple[float, float] | None = None
-    closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: None
-
-
-# ---- questions
-
-
-def _link_key(run: Run) -> str:
-    return f"hardware.links.{run.hardware.link_names[0]}.peak_gb_per_s"
-
-
-def _waits_more(at: Mapping[str, Trial]) -> float:
-    """Waiting less computing, in seconds."""
-    (one,) = at.values()
-    return float(sum(one.summary["stall_s"].values()) - one.summary["compute_busy_s"])
-
-
-def _first_is_slower(at: Mapping[str, Trial]) -> float:
-    """How much slower the first series decodes than the second: above 0, slower."""
-    first, second = (one.summary["decode_tokens_per_s"] for one in at.values())
-    return float(second - first)
-
-
-def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where nothing overlaps, waiting is n overheads and bytes / bandwidth; None where anything does.
-
-    ``at`` are the trials at a peak of ``value`` GB/s.
-    """
-    (one,) = at.values()
-    name, summary = run.hardware.link_names[0], one.summary
-    waiting_s, busy_s = sum(summary["stall_s"].values()), summary["link_utilisation"][name] * summary["makespan_s"]
-    if len(run.hardware.link_names) > 1 or abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]:
-        return None
-    used = gb_per_s(1.0) * run.hardware.links[0].efficiency
-    moved = sum(summary["bytes"][name].values())
-    overheads_s = busy_s - moved / (value * used)
-    left_s = summary["compute_busy_s"] - overheads_s
-    return moved / (left_s * used) if left_s > 0 else None
-
-
-def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where every need is absent: the CPU takes as long for one as copying and computing it on the device."""
-    load = at["loaded"].summary
-    cpu = run.hardware.cpu
-    if cpu is None or load["hit_ratio"] != 0 or len(run.hardware.link_names) > 1:
-        return None
-    size = run.controller.geometry.variant_bytes[0]
-    spent_s = (run.durations.hop_ns(0, size) + run.durations.expert_ns(0, 0, 1)) / 1e9 - cpu.round_trip_us / 1e6
-    return size / (spent_s * gb_per_s(1.0) * cpu.memory_efficiency)
-
-
-def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
-    name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
-    full = PRECISION_BITS[run.controller.geometry.precisions[0]]
-    share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
-    return {name: (f"precision={name}", f"budget.resident_share={share!r}")}
-
-
-PRECISIONS = ("fp16", "int8", "int4", "int2")
-QUESTIONS: dict[str, Question] = {
-    "memory": Question(
-        "share of the expert bytes resident", (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-        lambda value, run: {"decode": (f"budget.resident_share={value!r}",)}, _waits_more,
-        "waiting equals computing", ("from {} of the expert bytes resident on it computes longer than it waits",
-                                     "it waits longer than it computes even at {}",
-                                     "it computes longer than it waits even at {}"),
-    ),
-    "link": Question(
-        "peak bandwidth of the link (GB/s)", (4, 8, 16, 31.5, 63, 126, 252, 504),
-        lambda value, run: {"decode": (f"{_link_key(run)}={value!r}",)}, _waits_more,
-        "waiting equals computing", ("from {} GB/s on it computes longer than it waits",
-                                     "it waits longer than it computes even at {} GB/s",
-                                     "it computes longer than it waits even at {} GB/s"),
-        is_log=True, span=(1.0, 20_000.0), closed_form=_link_closed_form,
-    ),
-    "predictor": Question(
-        "precision of the forecasts", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-        lambda value, run: {
-            "prefetching": ("predictor=stated_accuracy", f"predictor.precision={value!r}"),
-            "on demand": ("predictor=none",),
-        },
-        _first_is_slower, "a prefetch begins to pay",
-        ("a prefetch pays from a precision of {} on", "no precision up to {} makes a prefetch pay",
-         "a prefetch pays even at a precision of {}"),
-    ),
-    "cpu": Question(
-        "bandwidth of the host's memory (GB/s)", (12.5, 25, 50, 100, 200, 400, 800),
-        lambda value, run: {
-            "computed by the CPU": ("placement=absent_on_cpu", f"hardware.cpu.memory_gb_per_s={value!r}"),
-            "loaded": ("placement=load", f"hardware.cpu.memory_gb_per_s={value!r}"),
-        },
-        _first_is_slower, "the CPU is as fast as loading",
-        ("the CPU is faster than loading from {} GB/s of host memory on", "loading is faster even at {} GB/s",
-         "the CPU is faster even at {} GB/s"),
-        is_log=True, span=(1.0, 2000.0), closed_form=_cpu_closed_form,
-    ),
-    "bits": Question(
-        "bits of a weight", tuple(PRECISION_BITS[p] for p in reversed(PRECISIONS)), _at_bits, None, "", ("", "", ""),
-    ),
-}  # fmt: skip
-
-
 # ---- answering
 
 
 class Bench:
     """Trials in a pool of processes, each combination of overrides once, with progress.
 
-    ``own`` are overrides of the predictor that is asked about, which a series without it does not have.
+    ``own`` are overrides of the predictor that is asked about, which a series without it does not have; ``directory``
+    keeps what is done.
     """
 
     def __init__(self, question: Question, words: Sequence[str], own: Sequence[str], run: Run, pool: Executor,
-                 tell: Callable[[], None]) -> None:  # fmt: skip
+                 tell: Callable[[], None], directory: Path | None) -> None:  # fmt: skip
         self._question, self._words, self._own, self._run = question, tuple(words), tuple(own), run
-        self._pool, self._tell = pool, tell
+        self._pool, self._tell, self._directory = pool, tell, directory
         self._known: dict[tuple[str, ...], Trial] = {}
 
     def at(self, values: Iterable[float]) -> tuple[dict[float, dict[str, Trial]], list[str]]:
@@ -223,7 +112,7 @@ class Bench:
                 for name, words in series.items()
             }
         new = {words for series in wanted.values() for words in series.values()} - self._known.keys()
-        asked = {words: self._pool.submit(trial, words) for words in sorted(new)}
+        asked = {words: self._pool.submit(kept_trial, words, self._directory) for words in sorted(new)}
         refused = {}
         for words, future in asked.items():
             try:
@@ -241,8 +130,11 @@ class Bench:
 
 
 def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Executor,
-           tell: Callable[[], None] = lambda: None) -> Answer:  # fmt: skip
-    """Simulate every value, and bisect for where it turns. Raise ValueError if no value can run."""
+           tell: Callable[[], None] = lambda: None, directory: Path | None = None) -> Answer:  # fmt: skip
+    """Simulate every value, and bisect for where it turns. Raise ValueError if no value can run.
+
+    ``directory``: where every run is kept as soon as it is done; what is there is not run again.
+    """
     question, own = QUESTIONS[name], []
     if name == "predictor":
         own = [word for word in words if word.startswith("predictor.")]
@@ -250,7 +142,7 @@ def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Execu
         if not any(word.startswith("predictor.recall=") for word in own):
             own.append(f"predictor.recall={RECALL}")
     run = prepared(words)
-    bench = Bench(question, words, own, run, pool, tell)
+    bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)
     if not found:
         raise ValueError(f"none of the values can run: {refused[0]}")
@@ -328,13 +220,14 @@ def main(arguments: Sequence[str]) -> int:
         output_dir, values, words = _settings(name, words)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(base).system
-        check_writable(output_dir)
-        found = _with_progress(name, words, values)
+        _check_output(output_dir)
+        signal.signal(signal.SIGTERM, _on_signal)
+        found = _with_progress(name, words, values, output_dir / KEPT)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print(f"interrupted; what is done is in {output_dir}: the same words go on from there", file=sys.stderr)
         return 130
     console = Console()
     console.print(table_of(found, system))
@@ -343,8 +236,21 @@ def main(arguments: Sequence[str]) -> int:
     text = sentence(found, system)
     console.print(text, soft_wrap=True, markup=False)
     _write(output_dir, found, text, system)
+    shutil.rmtree(output_dir / KEPT)
     console.print(f"files: {output_dir}", soft_wrap=True)
     return 0
+
+
+def _check_output(directory: Path) -> None:
+    """Raise OSError unless ``directory`` is empty, or holds no more than what an interrupted asking has left."""
+    if directory.is_dir() and [path.name for path in directory.iterdir()] == [KEPT]:
+        return
+    check_writable(directory)
+    (directory / KEPT).mkdir()
+
+
+def _on_signal(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...], list[str]]:
@@ -369,13 +275,17 @@ def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...],
     return output_dir, values, rest
 
 
-def _with_progress(name: str, words: Sequence[str], values: Sequence[float]) -> Answer:
+def _with_progress(name: str, words: Sequence[str], values: Sequence[float], directory: Path) -> Answer:
     # A process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as pool, \
             Progress(console=Console(stderr=True), transient=True) as bar:  # fmt: skip
         task = bar.add_task(f"what if: {name}", total=None)
-        return answer(name, words, values, pool, lambda: bar.advance(task))
+        try:
+            return answer(name, words, values, pool, lambda: bar.advance(task), directory)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def table_of(found: Answer, system: str) -> Table:

@@ -35,7 +35,7 @@ LAYERS = (
      "real.live_workload", "real.cuda"},
 )  # fmt: skip
 TOP = {
-    "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure",
+    "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",
     "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from sim import whatif
+from sim import trials, whatif
 from sim.breakeven import crossing
 from sim.whatif import QUESTIONS, answer, main, sentence
 
 SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]
+SHORTER = [*SHORT, "workload.prompt_tokens=4", "workload.decode_tokens=4"]
 
 
 class Inline(Executor):
@@ -100,6 +101,48 @@ def test_an_answer_is_a_table_a_figure_and_the_same_words(
     assert [row["series"] for row in rows] == ["prefetching", "on demand"] * 2
     assert (tmp_path / "a" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "TRANSPLANTED" in (tmp_path / "a" / "figure.svg").read_text()
+
+
+def test_an_interrupted_asking_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the runs that were done none is made again, not even after one of their files was cut short."""
+    monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    words = ["bits", "system=lru", "values=2.5,4.5", *SHORTER, f"output_dir={tmp_path / 'a'}"]
+    made: list[Sequence[str]] = []
+    simulated = trials.trial
+
+    def second_fails(words: Sequence[str]) -> trials.Trial:
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        made.append(words)
+        return simulated(words)
+
+    monkeypatch.setattr(trials, "trial", second_fails)
+    assert main(words) == 130
+    assert "the same words go on" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["trials"]
+    assert not (tmp_path / "a" / "answer.json").exists()
+    (tmp_path / "a" / "trials" / "other.part").write_text("{")
+    made.clear()
+    monkeypatch.setattr(trials, "trial", lambda words: made.append(words) or simulated(words))
+    assert main(words) == 0
+    assert len(made) == 1, "the one that was not done"
+    assert len(json.loads((tmp_path / "a" / "answer.json").read_text())["rows"]) == 2
+    assert not (tmp_path / "a" / "trials").exists()
+    assert main(words) == 2, "an answer is not written over"
+
+
+def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
+    words = ("system=lru", *SHORTER)
+    first, again = trials.kept_trial(words, tmp_path), trials.kept_trial(words, tmp_path)
+    assert again.summary == first.summary
+    assert again.tokens.equals(first.tokens)
+    assert again.sequences.equals(first.sequences)
+    assert again.config == first.config
+    (file,) = tmp_path.glob("*.json")
+    file.write_text(file.read_text()[:100])
+    assert trials.kept_trial(words, tmp_path).summary == first.summary
 
 
 @pytest.mark.parametrize(
