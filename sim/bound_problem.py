@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.controller import Controller
-from sim.costs import Durations
+from sim.costs import Durations, least_hop_ns
 from sim.relaxation import NEVER, Ints, Problem, Requests
 from sim.types import Geometry, Place
 from sim.workload import Workload
@@ -122,20 +122,31 @@ def _unit_bytes(geometry: Geometry) -> int:
 
 
 def problem_of(workload: Workload, durations: Durations, controller: Controller, work: Work,
-               permitted: Permitted) -> Problem:  # fmt: skip
-    """The run as the relaxation sees it. Without requests where needs may be served by parts of a variant, on the CPU,
-    or not at all.
+               permitted: Permitted, link: int = 0) -> Problem:  # fmt: skip
+    """The run as the relaxation sees it, on one link. Without requests where needs may be served by parts of a variant,
+    on the CPU, or not at all.
     """
-    parts = _dense_blocks(workload, durations, controller)
+    parts = _dense_blocks(workload, durations, controller, link)
     if loads_all(controller) and controller.payload.whole:
-        parts += _layers(workload, durations, controller, permitted)
+        parts += _layers(workload, durations, controller, permitted, link)
     columns = (np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True))
-    capacity = resident_bytes(workload, controller) + _arriving_bytes(controller)
-    return Problem(work.compute_ns, work.after_ns, capacity, Requests(*columns))
+    capacity = resident_bytes(workload, controller) + _arriving_bytes(controller) + kept_outside(controller, link)[0]
+    passes = link not in (0, controller.route.ram_link)
+    return Problem(work.compute_ns, work.after_ns, capacity, Requests(*columns), passes)
+
+
+def kept_outside(controller: Controller, link: int) -> tuple[int, frozenset[int]]:
+    """What need not come over a link though it is not on the device: the bytes of a managed tier inside the link, and
+    what is in it at the start.
+    """
+    ram = controller.ram
+    if ram is None or link < ram.link:
+        return 0, frozenset()
+    return sum(ram.capacity_bytes), frozenset(ram.initial)
 
 
 def _layers(workload: Workload, durations: Durations, controller: Controller,
-            permitted: Permitted) -> list[Requests]:  # fmt: skip
+            permitted: Permitted, link: int) -> list[Requests]:  # fmt: skip
     """By precision, lowest first: what the needs that must have it or a higher one need beyond the lower ones."""
     geometry, needs = controller.geometry, workload.needs
     lowest = np.array([NEVER if min(answers) < 0 else max(answers) for answers in permitted], np.int64)
@@ -143,11 +154,12 @@ def _layers(workload: Workload, durations: Durations, controller: Controller,
     item = site * geometry.units + needs.expert
     tick: Ints = needs.tick.astype(np.int64)
     stays = stays_until_next(workload, controller)
-    sizes, times = _least_sizes(durations, controller)
+    sizes, times = _least_sizes(durations, controller, link)
+    initial = {*controller.slots.initial, *kept_outside(controller, link)[1]}
     found = []
     for precision in reversed(range(len(geometry.precisions))):
         chosen = np.flatnonzero((lowest != NEVER) & (lowest <= precision))
-        there = {key % geometry.plane for key in controller.slots.initial if key // geometry.plane <= precision}
+        there = {key % geometry.plane for key in initial if key // geometry.plane <= precision}
         of = site[chosen]
         found.append(Requests(
             tick[chosen],
@@ -159,7 +171,7 @@ def _layers(workload: Workload, durations: Durations, controller: Controller,
     return found
 
 
-def _least_sizes(durations: Durations, controller: Controller) -> tuple[Ints, Ints]:
+def _least_sizes(durations: Durations, controller: Controller, link: int) -> tuple[Ints, Ints]:
     """Bytes, and link time that nothing shares, of the smallest variant of at least each precision [P + 1, S]; 0 last.
 
     Several engines overlap their latencies. A cut that a chunk's end makes may round down a ns.
@@ -170,7 +182,7 @@ def _least_sizes(durations: Durations, controller: Controller) -> tuple[Ints, In
     for precision in range(len(geometry.precisions)):
         for site in range(geometry.sites):
             size = geometry.bytes_of(geometry.key(precision, site, 0))
-            sizes[precision, site], times[precision, site] = size, link_time_ns(durations, controller, size)
+            sizes[precision, site], times[precision, site] = size, link_time_ns(durations, controller, size, link)
             if loader.chunk_bytes is not None:
                 times[precision, site] -= min(times[precision, site], -(-size // loader.chunk_bytes))
     lowest_last = np.s_[:-1]
@@ -179,10 +191,10 @@ def _least_sizes(durations: Durations, controller: Controller) -> tuple[Ints, In
     return sizes, times
 
 
-def link_time_ns(durations: Durations, controller: Controller, size: int) -> int:
-    """How long link 0 can serve nothing else for ``size`` bytes: engines beyond the first hide latencies."""
-    hidden = durations.latency_ns(0) if controller.route.engines[0] > 1 else 0
-    return durations.hop_ns(0, size) - hidden
+def link_time_ns(durations: Durations, controller: Controller, size: int, link: int = 0) -> int:
+    """How long a link can serve nothing else for ``size`` bytes: engines beyond the first hide latencies."""
+    hidden = durations.latency_ns(link) if controller.route.engines[link] > 1 else 0
+    return least_hop_ns(durations, link, size) - hidden
 
 
 def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]) -> Ints:
@@ -196,9 +208,9 @@ def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]
     return found
 
 
-def _dense_blocks(workload: Workload, durations: Durations, controller: Controller) -> list[Requests]:
-    """Streamed dense blocks: one for every gate but those of the start; they have slots of their own."""
-    first, gates = controller.loader.dense_slots, workload.num_gates
+def _dense_blocks(workload: Workload, durations: Durations, controller: Controller, link: int) -> list[Requests]:
+    """Streamed dense blocks, over link 0: one for every gate but those of the start; they have slots of their own."""
+    first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
     count = max(0, gates - first) if first else 0
     size = min(controller.dense_bytes) if first else 0
     none = np.zeros(count, np.int64)

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.bound_problem import loads_all, problem_of, resident_bytes, stays_until_next, work_of
+from sim.bound_problem import kept_outside, loads_all, problem_of, resident_bytes, stays_until_next, work_of
 from sim.controller import Controller
 from sim.costs import Durations, least_hop_ns
 from sim.policies.base import IntArray
@@ -48,13 +48,13 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
 
     Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
-    skipped, rerouted or computed on the CPU). Link 0: needs that must be served by a load of the highest precision,
-    loaded as few times as any cache of the same bytes and the same initial contents allows (``fewest_loads``), and
-    dense blocks where they are streamed. What a lower precision, a skip, another expert, the CPU or a part of the bytes
-    may serve counts nothing.
+    skipped, rerouted or computed on the CPU). Each link: needs that must be served by a load of the highest precision,
+    loaded as few times as any cache of the same bytes (of the device, and of a managed tier inside the link) and the
+    same initial contents allows (``fewest_loads``), and over link 0 dense blocks where they are streamed. What a lower
+    precision, a skip, another expert, the CPU or a part of the bytes may serve counts nothing.
 
-    ``method``: ``max`` of these two, or also the ``relaxation`` of both at once (``sim.relaxation``), which takes a few
-    seconds.
+    ``method``: ``max`` of these, or also the ``relaxation`` of compute and a link at once (``sim.relaxation``), which
+    takes a few seconds.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
@@ -71,28 +71,43 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     # What pools that overflow may leave before the gate after each need's.
     most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_bytes
     over = most if loader.retention == "after_batch" else np.zeros_like(most)
-    loads = fewest_loads(needs.tick[must_load], item[must_load], high_slots, held, whole[must_load], over[must_load])
+    requests = needs.tick[must_load], item[must_load]
+
+    def fewest(link: int) -> int:
+        """Loads over a link."""
+        room, there = kept_outside(controller, link)
+        more, inside = room // least_bytes, held | {key for key in there if key < geometry.plane}
+        over_there = over[must_load] + more if over.any() else over[must_load]
+        return fewest_loads(*requests, high_slots + more, inside, whole[must_load], over_there)
+
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
     # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
     blocks = (workload.num_gates - loader.dense_slots, min(controller.dense_bytes)) if loader.dense_slots else (0, 0)
-    link_ns = _link_ns(durations, controller.route.engines[0], ((loads, least_bytes), blocks))
+    links, engines = range(controller.route.links), controller.route.engines
+    link_ns = max(
+        _link_ns(durations, link, engines[link], ((fewest(link), least_bytes), (0, 0) if link else blocks))
+        for link in links
+    )
     work = work_of(workload, durations, controller, permitted)
     relaxed = None
     if method == RELAXATION:
-        relaxed = relaxed_ns(problem_of(workload, durations, controller, work, permitted))
+        # A link that is no slower than the one to the device hardly ever says more.
+        slow = [link for link in links if not link or least_hop_ns(durations, link, least_bytes) >
+                least_hop_ns(durations, 0, least_bytes)]  # fmt: skip
+        relaxed = max(relaxed_ns(problem_of(workload, durations, controller, work, permitted, link)) for link in slow)
     return Bounds(int(work.compute_ns.sum()), link_ns, belady, why, relaxed)
 
 
-def _link_ns(durations: Durations, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
-    """The least time of link 0 for so many ``transfers`` of so many bytes each.
+def _link_ns(durations: Durations, link: int, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
+    """The least time of a link for so many ``transfers`` of so many bytes each.
 
     Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a time.
     """
-    needed = [(count, least_hop_ns(durations, 0, size)) for count, size in transfers if count > 0]
+    needed = [(count, least_hop_ns(durations, link, size)) for count, size in transfers if count > 0]
     if not needed:
         return 0
-    latency, occupied = durations.latency_ns(0), sum(count * hop_ns for count, hop_ns in needed)
+    latency, occupied = durations.latency_ns(link), sum(count * hop_ns for count, hop_ns in needed)
     drawn = sum(count * (hop_ns - latency) for count, hop_ns in needed)
     return occupied if engines == 1 else max(latency + drawn, -(-occupied // engines))
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sim.contention import COMPUTE, CPU, FIRST_LINK, Contention
+from sim.hardware_parts import Forecasting, Host, Ram, SharedMemory
 from sim.link_parts import RATES, Gather, Pages, Reads, Unpack
 from sim.measured import Measured, time_ns
-from sim.types import HostCosts, Route
+from sim.types import Route
 from sim.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
+
+__all__ = ["Compute", "Cpu", "Forecasting", "Hardware", "Host", "Link", "Ram", "SharedMemory"]
 
 
 @dataclass(frozen=True)
@@ -171,73 +174,7 @@ def _roofline_ns(part: Compute | Cpu, flops: float, moved_bytes: float) -> int:
     return round(max(flops_s, memory_s) * NS_PER_S)
 
 
-@dataclass(frozen=True)
-class Host:
-    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
-
-    sync_us: float = 0.0
-    issue_us: float = 0.0
-    wake_us: float = 0.0
-    post_us: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("sync_us", "issue_us", "wake_us", "post_us"):
-            require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
-
-    @property
-    def costs(self) -> HostCosts:
-        return HostCosts(us(self.sync_us), us(self.issue_us), us(self.wake_us), us(self.post_us))
-
-
-@dataclass(frozen=True)
-class Ram:
-    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link ``filled_by``."""
-
-    capacity_gib: float
-    filled_by: str
-
-    def __post_init__(self) -> None:
-        require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
-
-
 Slowed = TypeVar("Slowed", Link, Compute, Cpu)
-
-
-@dataclass(frozen=True)
-class Forecasting:
-    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied ``on`` the device's
-    compute stream, before the gate whose input they are fed, or on the host's ``cpu``, which answers later.
-    """
-
-    on: str
-    launches: int = 2
-
-    def __post_init__(self) -> None:
-        if self.on not in ("compute", "cpu"):
-            raise ValueError(f"hardware.forecasting.on={self.on!r}; allowed: compute, cpu")
-        require_number("hardware.forecasting.launches", self.launches, whole=True)
-
-
-@dataclass(frozen=True)
-class SharedMemory:
-    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name), ``gb_per_s`` in all.
-
-    Where those of them that a system uses would together draw more, each is slowed by the same factor, all the time:
-    as though all drew at once (``slows: always``; a run with ``shared_memory: null`` is the other extreme), or while
-    those that are at work draw more (``slows: as_drawn``, `sim.contention`).
-    """
-
-    gb_per_s: float
-    parties: tuple[str, ...]
-    slows: str = "always"
-
-    def __post_init__(self) -> None:
-        require_range("hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
-        if not isinstance(self.parties, tuple | list) or len(set(self.parties)) < 2:
-            raise ValueError(f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute, cpu, "
-                             f"links")  # fmt: skip
-        if self.slows not in ("always", "as_drawn"):
-            raise ValueError(f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn")
 
 
 @dataclass(frozen=True)
@@ -326,12 +263,18 @@ class Hardware:
         return replace(self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer))
 
     def together(self, uses_cpu: bool) -> Hardware:
-        """The same machine with everybody slowed by sharing one memory, as far as they do; see `SharedMemory`."""
-        if self.shared_memory is None or self.shared_memory.slows == "as_drawn":
+        """The same machine with everybody slowed by sharing one memory, as far as they do (see `SharedMemory`); without
+        that memory where those in use never ask for more than it gives.
+        """
+        if self.shared_memory is None:
             return self
-        parties = set(self.shared_memory.parties) - (set() if uses_cpu else {"cpu"})
+        parties = tuple(party for party in self.shared_memory.parties if uses_cpu or party != "cpu")
         rates = self._rates()
         slowed = min(1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties))
+        if slowed == 1 or len(parties) == 1:
+            return replace(self, shared_memory=None)
+        if self.shared_memory.slows == "as_drawn":
+            return replace(self, shared_memory=replace(self.shared_memory, parties=parties))
 
         def less(part: Slowed, name: str, what: str) -> Slowed:
             return replace(part, **{what: getattr(part, what) * slowed}) if name in parties else part

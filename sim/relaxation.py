@@ -1,4 +1,4 @@
-"""A lower bound on a run's time for every way of caching and prefetching over one link: a relaxation, solved by prices.
+"""A lower bound on a run's time for every way of caching and prefetching over a link: a relaxation, solved by prices.
 
 Cut a run at its gates: interval 0 ends at the first gate, interval g + 1 lies between gate g and the next gate (or the
 end of the run). Whatever the caches, predictors and queues do, each interval lasts at least as long as
@@ -27,6 +27,9 @@ Of several variants that may serve a request only the bytes of the cheapest coun
 and the bytes that it has more. A request then needs each layer of bytes up to the lowest precision permitted, layers
 are kept and loaded on their own, and a real load of the higher precision pays for all its layers at once. Those that
 need nothing (what may be skipped, or computed on the CPU) are left out.
+
+Every link of a route is such a link. Beyond a managed tier that tier's bytes count beside the device's; where nobody
+owns the memory at a link's inner end what has come over it holds no slot until the next link takes it on (``passes``).
 
 Source: the linear program for prefetching and caching of Albers, Garg and Leonardi (JACM 47(6), 2000), here with bytes,
 several precisions, pinned needs, and compute that takes time; the search is a smoothed subgradient method (Nesterov,
@@ -79,18 +82,26 @@ class Requests:
 @dataclass(frozen=True)
 class Problem:
     """What a run has to do, whatever decides: ``compute_ns`` and ``after_ns`` by interval [N + 1], ``capacity_bytes``
-    by gate [N], and its requests. ``after_ns <= compute_ns``.
+    by gate [N], and its requests. ``after_ns <= compute_ns``. ``passes``: the link ends where nobody owns the memory:
+    what has come over it waits there for its slot, and holds none.
     """
 
     compute_ns: Ints
     after_ns: Ints
     capacity_bytes: Ints
     requests: Requests
+    passes: bool = False
 
     @property
     def digest(self) -> bytes:
         """The same for the same trace, machine, capacity and permitted variants."""
-        arrays = (self.compute_ns, self.after_ns, self.capacity_bytes, *vars(self.requests).values())
+        arrays = (
+            np.array([self.passes]),
+            self.compute_ns,
+            self.after_ns,
+            self.capacity_bytes,
+            *vars(self.requests).values(),
+        )
         return sha256(b"".join(sha256(np.ascontiguousarray(array).tobytes()).digest() for array in arrays)).digest()
 
 
@@ -126,7 +137,7 @@ class _Prices:
 
     def __init__(self, problem: Problem) -> None:
         r = problem.requests
-        self.gates = len(problem.capacity_bytes)
+        self.gates, self.passes = len(problem.capacity_bytes), problem.passes
         # In units of the largest layer and of its load, so that one step width suits all.
         self.unit_bytes, self.unit_ns = max(1, int(r.bytes.max())), int(r.load_ns.max())
         self.gate, self.size, self.load = r.gate, r.bytes / self.unit_bytes, r.load_ns / self.unit_ns
@@ -147,11 +158,13 @@ class _Prices:
         kept = self.size * (before[self.gate + 1] - before[self.kept_from])
         costs[0] = np.where(self.can_keep, kept, np.inf)
         costs[1] = (link + chain)[self.gate + 1] * self.load
-        costs[3] = link[self.gate + 1] * self.load + self.size * price[self.gate]
+        waiting = np.zeros(len(self.gate)) if self.passes else self.size
+        costs[3] = link[self.gate + 1] * self.load + waiting * price[self.gate]
         source = np.empty(len(self.gate), np.int64)
         intervals = np.arange(self.gates)
         for size, load, members in self._kinds:
             # Served in interval i it holds its slot before gates i .. g.
+            size = 0.0 if self.passes else size
             from_here = link[:-1] * load - size * before[:-1]
             least = np.minimum.accumulate(from_here)
             is_new = np.concatenate(([True], from_here[1:] < least[:-1]))
@@ -179,10 +192,11 @@ class _Prices:
         share /= share.sum(axis=0)
         kept, demanded, early, late = share
         gates, after = self.gates, self.gate + 1
+        waiting = np.zeros(len(self.gate)) if self.passes else self.size
         step = np.bincount(self.kept_from, kept * self.size, gates + 2)
-        step += np.bincount(source, early * self.size, gates + 2)
-        step -= np.bincount(after, (kept + early) * self.size, gates + 2)
-        by_price = np.cumsum(step)[:gates] + np.bincount(self.gate, late * self.size, gates) + self.excess
+        step += np.bincount(source, early * waiting, gates + 2)
+        step -= np.bincount(after, kept * self.size + early * waiting, gates + 2)
+        by_price = np.cumsum(step)[:gates] + np.bincount(self.gate, late * waiting, gates) + self.excess
         by_link = np.bincount(after, (demanded + late) * self.load, gates + 1)
         by_link += np.bincount(source, early * self.load, gates + 1)
         by_chain = self.after + np.bincount(after, demanded * self.load, gates + 1)

@@ -222,12 +222,16 @@ def main(arguments: Sequence[str]) -> int:
         system = prepared(base).system
         _check_output(output_dir)
         signal.signal(signal.SIGTERM, _on_signal)
-        found = _with_progress(name, words, values, output_dir / KEPT)
+        try:
+            found = _with_progress(name, words, values, output_dir / KEPT)
+        finally:
+            if not any((output_dir / KEPT).iterdir()):
+                shutil.rmtree(output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted; what is done is in {output_dir}: the same words go on from there", file=sys.stderr)
+        print("interrupted; what is done is kept: the same words go on from there", file=sys.stderr)
         return 130
     console = Console()
     console.print(table_of(found, system))

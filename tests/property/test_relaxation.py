@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from differential import production_rows
+from differential.features import random_feature
 from differential.production import ScenarioDurations, ScenarioWorkload
 from differential.scenario import Scenario
 from property.brute_force import Instance, shortest
@@ -199,6 +200,31 @@ def test_no_run_of_any_feature_is_below_its_bound(ties: bool, monkeypatch: pytes
         seen += 1
     assert seen > 60
     assert above > 15
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back"])
+def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every link of it is bounded; often the outer one says the most."""
+    monkeypatch.setattr(relaxation, "ROUNDS", (100, 100))
+    for seed in range(60):
+        scenario = random_feature(kind, seed, ties=seed % 2 == 0)
+        low_above = getattr(scenario.selector, "low_above", None)
+        if low_above is None or (low_above >= 0 and scenario.precisions > 1):
+            bounds, makespan_ns = bounded(scenario)
+            assert bounds.lower_ns <= makespan_ns, seed
+
+
+def test_a_slow_drive_bounds_a_run_from_it() -> None:
+    """From a drive at 3 GB/s behind a link of 26: the bound is the drive's, far above the other link's."""
+    words = ("system=load_on_demand", "hardware=rtx4090_nvme", "ram_cache=lru", "hardware.ram.capacity_gib=1",
+             "trace.max_sequences=1", "workload.prompt_tokens=1", "workload.decode_tokens=4")  # fmt: skip
+    run = prepared(words)
+    makespan_ns = simulate(run.controller, run.workload, run.durations).makespan_ns
+    found = lower_bounds(run.workload, run.durations, run.controller, RELAXATION)
+    assert found.belady_loads is not None
+    to_the_device_ns = found.belady_loads * run.durations.hop_ns(0, run.controller.geometry.variant_bytes[0])
+    assert 3 * to_the_device_ns < found.lower_ns <= makespan_ns
 
 
 USUAL = ("hobbit", "fate", "oracle", "moe_infinity", "deepspeed_mii")

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.bounds import Bounds, fewest_loads, lower_bounds
+from sim.bounds import RELAXATION, Bounds, fewest_loads, lower_bounds
 from sim.controller import Controller
 from sim.costs import FixedDurations
+from sim.engine import simulate
 from sim.loader import Loader
 from sim.policies.base import CachePolicy, Placement
 from sim.policies.caches import LRU, Transient
@@ -252,3 +253,51 @@ def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
     ticks, items = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
     assert fewest_loads(ticks, items, 2, (), over=np.zeros(6, np.int64)) == 4
     assert fewest_loads(ticks, items, 2, (), over=np.full(6, 3)) == 3
+
+
+# ---- links further out -----------------------------------------------------------------------------------------------
+
+TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
+
+
+def test_where_nobody_owns_the_memory_between_every_load_crosses_both_links() -> None:
+    """Ten loads, as ever; the outer link takes 300 for each."""
+    found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=Route((1, 1), (0, 0)))
+    assert (found.belady_loads, found.link_ns) == (10, 10 * 300)
+
+
+@pytest.mark.parametrize(
+    ("ram_bytes", "initial", "outer"),
+    [(32, "empty", 8), (32, "ascending", 4), (8, "empty", 9)],
+    ids=["both tiers hold all", "half of all is in RAM at the start", "RAM keeps one more"],
+)
+def test_what_a_managed_tier_holds_need_not_come_over_the_links_beyond_it(
+    ram_bytes: int, initial: str, outer: int
+) -> None:
+    """Four slots on the device and four in RAM hold the eight experts: each is read once, or was there."""
+    route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes)
+    found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=route, ram_cache=LRU(initial=initial))
+    assert found.link_ns == max(10 * 100, outer * 300)
+
+
+class Paged(FixedDurations):
+    """What was read once is read again in no time."""
+
+    def page_cache_bytes(self, link: int) -> int:
+        return 1000
+
+    def kept_ns(self, link: int, moved_bytes: int) -> int:
+        return 1
+
+
+def test_what_the_operating_system_may_keep_is_bound_by_its_rate() -> None:
+    """36 loads, 8 of them from the drive: a bound that took the drive's time for all would be above the run."""
+    base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=9, lookahead=0)
+    ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2] * 4 + [[[0, 1]] * 2], np.int16)
+    told = Workload(replace(base, ids=ids, weights=np.full(ids.shape, 0.5, np.float32)), split="all")
+    paged, plain = Paged((1, 1), 1, (1,), {8: 100}), FixedDurations((1, 1), 1, (1,), {8: 100})
+    slots = 16
+    found = lower_bounds(told, paged, controller(Fixed("fp16"), slots), RELAXATION)
+    spent = simulate(controller(Fixed("fp16"), slots), told, paged).makespan_ns
+    without = lower_bounds(told, plain, controller(Fixed("fp16"), slots), RELAXATION)
+    assert found.lower_ns <= spent < without.lower_ns

@@ -138,13 +138,25 @@ def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
 
 def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
     """What compute was slowed by is compute's; the summary refuses a sum that does not hold."""
-    memory = "{_target_: sim.hardware.SharedMemory, gb_per_s: 150, parties: [compute, nvme], slows: as_drawn}"
-    run = prepared([*DEMAND, "loader.wait=as_ready", "hardware=gb10", f"+hardware.shared_memory={memory}"])
+    run = prepared([*DEMAND, "loader.wait=as_ready", "hardware=gb10", "hardware.shared_memory.gb_per_s=150",
+                    "hardware.shared_memory.parties=[compute,nvme]"])  # fmt: skip
     result = execute(run)
     summary = result.summary
     assert result.frames.record.slowed_ns[COMPUTE] > 0
     assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(summary["makespan_s"])
     assert summary["bounds"]["lower_s"] <= summary["makespan_s"]
+
+
+def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> None:
+    """On unified memory the cores beside the device ask for too much; the drive beside it does not."""
+    hardware = prepared([*DEMAND, "hardware=gb10"]).hardware
+    assert hardware.together(False).contention is None
+    shared = hardware.together(True).contention
+    assert shared is not None
+    compute, cpu, link = (1 << COMPUTE, 1 << CPU, 1 << LINK)
+    assert shared.paces(compute | link) == (WHOLE,) * 3
+    asked = (273 * 0.85 + 273 * 0.5) / 273
+    assert shared.paces(compute | cpu)[:2] == (int(WHOLE / asked),) * 2
 
 
 @pytest.mark.parametrize(
