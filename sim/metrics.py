@@ -57,6 +57,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         **request_times(frames),
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
+        "slowed_s": _slowed(run, frames),
         "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),
@@ -87,6 +88,13 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "contracts": _contracts(run),
         "ci95": _intervals(run, frames),
     }  # fmt: skip
+
+
+def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
+    """By party, how much longer its work took than alone; None on a machine where nobody holds up anybody."""
+    parties = ("compute", "cpu", *run.hardware.link_names)
+    slowed = frames.record.slowed_ns
+    return {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
 
 
 def hit_ratio(lookups: pl.DataFrame) -> float | None:

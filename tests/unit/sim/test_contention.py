@@ -144,6 +144,7 @@ def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
     summary = result.summary
     assert result.frames.record.slowed_ns[COMPUTE] > 0
     assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(summary["makespan_s"])
+    assert summary["slowed_s"]["compute"] == result.frames.record.slowed_ns[COMPUTE] / 1e9
     assert summary["bounds"]["lower_s"] <= summary["makespan_s"]
 
 
