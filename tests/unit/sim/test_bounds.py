@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.bound_problem import problem_of, work_of
 from sim.bounds import RELAXATION, Bounds, fewest_loads, lower_bounds
 from sim.controller import Controller
 from sim.costs import FixedDurations
@@ -19,6 +20,7 @@ from sim.policies.caches import LRU, Transient
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.policies.predictors import NoPrediction
+from sim.relaxation import Problem, Requests, relaxed_ns
 from sim.synthesis import synthesize
 from sim.trace import ModelShape
 from sim.types import Geometry, HostCosts, Route
@@ -278,6 +280,47 @@ def test_what_a_managed_tier_holds_need_not_come_over_the_links_beyond_it(
     route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes)
     found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=route, ram_cache=LRU(initial=initial))
     assert found.link_ns == max(10 * 100, outer * 300)
+
+
+def test_a_run_whose_experts_rest_in_ram_is_not_bound_by_the_drive() -> None:
+    """Twelve loads of 100 from RAM; a bound without RAM's contents would take ten of 300 for certain."""
+    route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=64)
+    made = controller(Fixed("fp16"), 16, route=route, ram_cache=LRU(initial="ascending"))
+    spent = simulate(made, workload(), TWO_HOPS).makespan_ns
+    made = controller(Fixed("fp16"), 16, route=route, ram_cache=LRU(initial="ascending"))
+    found = lower_bounds(workload(), TWO_HOPS, made, RELAXATION)
+    assert 1200 <= found.lower_ns <= spent < 3000
+
+
+@pytest.mark.parametrize(
+    ("ram_link", "passes"),
+    [(None, [False, True, True]), (1, [False, False, True]), (2, [False, True, False])],
+)
+def test_what_is_on_its_way_holds_a_slot_on_the_device_and_in_a_managed_tier(
+    ram_link: int | None, passes: list[bool]
+) -> None:
+    durations = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 200}, {8: 300}], (1,))
+    route = Route((1,) * 3, (0,) * 3, ram_link, 32 if ram_link else 0)
+    made = controller(Fixed("fp16"), 32, route=route, ram_cache=LRU(initial="empty") if ram_link else None)
+    permitted = [(0,)] * 12
+    work = work_of(workload(), durations, made, permitted)
+    found = [problem_of(workload(), durations, made, work, permitted, link) for link in range(3)]
+    assert [problem.passes for problem in found] == passes
+    room = 32 if ram_link is None else 64
+    assert [int(problem.capacity_bytes[0]) for problem in found] == [
+        room if ram_link is not None and link >= ram_link else 32 for link in range(3)
+    ]
+
+
+def test_what_waits_without_a_slot_may_come_while_everything_is_pinned() -> None:
+    """One slot, pinned from gate to gate. Loads of 300 come after their gates, so that each interval takes 1300; where
+    what has come waits outside, they come before, and nothing but the 1000 of computing counts.
+    """
+    gates = np.arange(4)
+    requests = Requests(gates, np.full(4, 8), np.full(4, 300), np.full(4, -1), np.full(4, True))
+    problem = Problem(np.full(5, 1000), np.full(5, 1000), np.full(4, 8), requests)
+    assert 0.95 * (1000 + 300 + 4 * 1000 + 3 * 300) < relaxed_ns(problem) <= 1000 + 4 * 1300
+    assert 4900 < relaxed_ns(replace(problem, passes=True)) <= 5000
 
 
 class Paged(FixedDurations):
