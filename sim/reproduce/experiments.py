@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +18,15 @@ from omegaconf import OmegaConf
 
 from sim.build import ROOT, load_trace, make_object
 from sim.configure import configure
-from sim.reproduce import arms
-from sim.reproduce.arms import Arm, ArmError, Measured, expand
+from sim.reproduce import arms, keys
+from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
+from sim.reproduce.measured import Measured
 from sim.reproduce.measures import MEASURES, TRACE_MEASURES, Given, stacked_gates
 from sim.reproduce.roles import Experiment, Paper
 from sim.reproduce.rules import Value
 from sim.reproduce.storage import timing_of, whole_decoder_over_compute
+from sim.trace_header import parse_header, trace_sha256
 
 CLOSED = ("stacked_gates", "whole_decoder_over_compute")
 """Measures that need neither a run nor a trace."""
@@ -98,63 +101,70 @@ class Runner:
         marks = "-".join(f"{value}" for key, value in spec.items() if key != "fits")
         return self.folder / "traces" / f"{marks}-{_synthesis_digest()}"
 
-    def make_trace(self, paper: Paper, name: str) -> None:
-        """Synthesise a trace and fit what its predictors need, unless they are there."""
+    def make_trace(self, paper: Paper, name: str) -> dict[str, Path]:
+        """Synthesise a trace and fit what its predictors need, unless they are there; the fits by predictor."""
         spec = dict(paper.traces[name])
         fits, place = spec.pop("fits", ()), self.trace_dir(paper, name)
         if not (place / "header.json").exists():
             rmtree(place, ignore_errors=True)
             _command("capture.synthesize", *(f"{key}={value}" for key, value in spec.items()), f"output_dir={place}")
+        found = {}
         for fit in fits:
-            target = place.parent / f"{place.name}.fits" / fit
+            target = place.parent / f"{place.name}.fits" / f"{fit}-{_fit_digest(fit)}"
             if not any(target.glob("*.json")):
                 _command("sim.fit", f"predictor={fit}", f"trace.path={place}", f"output_dir={target}")
+            found[str(fit)] = min(target.glob("*.json"))
+        return found
 
     # ---- runs
 
     def results(self, paper: Paper, wanted: Iterable[Arm], progress: Progress) -> dict[Arm, Measured | str]:
         """The result of every arm, or why there is none."""
         distinct = list(dict.fromkeys(wanted))
-        for trace in dict.fromkeys(arm.trace for arm in distinct):
-            self.make_trace(paper, trace)
-        digest, found = arms.digest(), dict[Arm, Measured | str]()
-        paths = {arm: self.folder / "runs" / f"{arm.key(digest)}.json" for arm in distinct}
-        missing = [arm for arm in distinct if not paths[arm].exists()]
-        self.started += len(missing)
+        fits = {trace: self.make_trace(paper, trace) for trace in dict.fromkeys(arm.trace for arm in distinct)}
+        digests = {trace: _trace_digest(self.trace_dir(paper, trace)) for trace in fits}
+        jobs = [
+            Job(arm, self.trace_dir(paper, arm.trace), digests[arm.trace], fits[arm.trace],
+                timing_of(paper, arm.timing) if arm.timing else None)
+            for arm in distinct
+        ]  # fmt: skip
+        missing = [job for job in jobs if job.kept_at(self.folder) is None]
         # Neighbours share a trace, which a process reads once.
-        missing.sort(key=lambda arm: arm.trace)
-        jobs = [(arm, self.trace_dir(paper, arm.trace), timing_of(paper, arm.timing) if arm.timing else None,
-                 paths[arm]) for arm in missing]  # fmt: skip
-        done = len(distinct) - len(missing)
+        missing.sort(key=lambda job: job.arm.trace)
+        done, failures = len(distinct) - len(missing), dict[Arm, str]()
         progress(done, len(distinct))
-        for arm, failure in self._run(jobs):
-            done += 1
+        for arm, is_new, failure in self._run(missing):
+            done, self.started = done + 1, self.started + is_new
             progress(done, len(distinct))
             if failure:
-                found[arm] = failure
-        return {**{arm: arms.load(paths[arm]) for arm in distinct if arm not in found}, **found}
+                failures[arm] = failure
+        return {job.arm: failures.get(job.arm) or self._kept(job) for job in jobs}
 
-    def _run(self, jobs: Sequence[Any]) -> Iterable[tuple[Arm, str]]:
+    def _kept(self, job: Job) -> Measured:
+        path = job.kept_at(self.folder)
+        assert path is not None, "a job that did not fail is kept"
+        return arms.load(path)
+
+    def _run(self, jobs: Sequence[Job]) -> Iterable[tuple[Arm, bool, str]]:
         if self.processes <= 1 or len(jobs) <= 1:
-            yield from ((job[0], _work(*job)) for job in jobs)
+            yield from ((job.arm, *_work(job, self.folder)) for job in jobs)
             return
         with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(_work, *job): job[0] for job in jobs}
+            futures = {pool.submit(_work, job, self.folder): job.arm for job in jobs}
             try:
                 for future in as_completed(futures):
-                    yield futures[future], future.result()
+                    yield (futures[future], *future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 
-def _work(arm: Arm, trace_dir: Path, timing: Any, path: Path) -> str:
-    """Run one arm in whatever process; the empty string, or why it cannot run."""
+def _work(job: Job, folder: Path) -> tuple[bool, str]:
+    """Run one job in whatever process: whether it was run now, and the empty string, or why it cannot run."""
     try:
-        arms.save(path, arms.measure(arm, trace_dir, timing))
+        return arms.run_job(job, folder), ""
     except ArmError as error:
-        return str(error)
-    return ""
+        return True, str(error)
 
 
 def _command(module: str, *words: str) -> None:
@@ -165,7 +175,23 @@ def _command(module: str, *words: str) -> None:
 
 @cache
 def _synthesis_digest() -> str:
-    return arms.digest_of([*sorted(ROOT.glob("capture/*.py")), *sorted(ROOT.glob("capture/presets/**/*.*"))])[:12]
+    presets = [path for path in ROOT.glob("capture/presets/**/*.*") if path.suffix != ".pyc"]
+    return keys.digest(keys.code_digest("capture.synthesize"), keys.files_digest(presets))[:12]
+
+
+@cache
+def _fit_digest(option: str) -> str:
+    """Of what fits a predictor; the trace lies beside the fit."""
+    path = ROOT / "conf" / "predictor" / f"{option}.yaml"
+    modules = keys.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
+    return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[:12]
+
+
+def _trace_digest(place: Path) -> str:
+    """Of a trace's header and files, without the day on which it was made."""
+    data = (place / "header.json").read_bytes()
+    header = {name: value for name, value in json.loads(data).items() if name != "created"}
+    return keys.digest(header, trace_sha256(parse_header(data)))
 
 
 # ---- outcomes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sim.hardware import Hardware
 from sim.intervals import LEVEL, resamples
-from sim.reproduce.arms import Measured
+from sim.reproduce.measured import Measured
 from sim.reproduce.rules import Value
 from sim.trace import DECODE, PREFILL, Trace
 

@@ -39,7 +39,7 @@ TOP = {
     "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
     "sim.cache_replay", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",
-    "sim.reproduce.experiments",
+    "sim.reproduce.durations", "sim.reproduce.experiments", "sim.reproduce.keys", "sim.reproduce.measured",
     "sim.reproduce.identities", "sim.reproduce.kernels", "sim.reproduce.measures", "sim.reproduce.phone",
     "sim.reproduce.report", "sim.reproduce.roles", "sim.reproduce.rules", "sim.reproduce.storage",
     "sim.reproduce.verdicts", "sim.reproduce.wrong",

@@ -10,9 +10,10 @@ import pytest
 
 from sim.reproduce import report
 from sim.reproduce.__main__ import asked, main, outcomes_of
-from sim.reproduce.arms import ArmError, Measured, expand
+from sim.reproduce.arms import ArmError, expand
 from sim.reproduce.checks import worked
 from sim.reproduce.experiments import Outcome, Runner, points_of
+from sim.reproduce.measured import Measured
 from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds

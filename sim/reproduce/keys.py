@@ -1,0 +1,178 @@
+"""What a kept result depends on, and no more: its configuration's values, its trace's bytes, the code that it imports.
+
+Two keys. The narrow one names a result: it stays where an option is written in another way, or code changes that no run
+reaches. The wide one only saves composing configurations: it goes with any code of the simulator and any option, and
+leads to a narrow one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sim.build import ROOT
+
+PACKAGES = ("numpy", "polars", "simpy")
+"""What computes besides the project."""
+DIGITS = 24
+NO_PART = ("output_dir", "outputs", "timeline_steps")
+"""Settings on which no number depends."""
+
+
+def digest(*parts: object) -> str:
+    """Of anything that json writes, in order."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:DIGITS]
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """Of the names below the project, or below nothing, and the bytes of ``files``, in order of their names."""
+    total = hashlib.sha256()
+    for path in sorted(files):
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+        total.update(f"{name} {path.stat().st_size} ".encode() + path.read_bytes())
+    return total.hexdigest()[:DIGITS]
+
+
+@cache
+def versions() -> str:
+    return " ".join([f"python {sys.version_info[0]}.{sys.version_info[1]}", *(f"{p} {version(p)}" for p in PACKAGES)])
+
+
+# ---- code
+
+
+class Code:
+    """The modules below ``root``: what they import of each other, and digests of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._files: dict[str, Path | None] = {}
+        self._trees: dict[str, ast.Module] = {}
+
+    def digest(self, *modules: str) -> str:
+        """Of ``modules`` and of all below ``root`` that they import, at whatever remove and wherever in a function.
+
+        Comments, docstrings and layout do not count. Raise ValueError for a module that is not there.
+        """
+        return digest(versions(), [(name, self.own_digest(name)) for name in sorted(self.reached(modules))])
+
+    def reached(self, modules: Iterable[str]) -> set[str]:
+        """``modules``, the packages that they lie in, and what all these import."""
+        found: set[str] = set()
+        waiting = list(modules)
+        if unknown := [name for name in waiting if self.file_of(name) is None]:
+            raise ValueError(f"no modules below {self.root}: {', '.join(unknown)}")
+        while waiting:
+            name = waiting.pop()
+            if name not in found and self.file_of(name) is not None:
+                found.add(name)
+                waiting += [*self._imported(name), *_packages(name)]
+        return found
+
+    def file_of(self, name: str) -> Path | None:
+        if name not in self._files:
+            place = self.root.joinpath(*name.split("."))
+            files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+            self._files[name] = next((path for path in files if path.is_file()), None)
+        return self._files[name]
+
+    def own_digest(self, name: str) -> str:
+        """Of one module's code alone."""
+        tree = self._tree(name)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+        return digest(ast.dump(tree))
+
+    def _tree(self, name: str) -> ast.Module:
+        if name not in self._trees:
+            path = self.file_of(name)
+            assert path is not None
+            self._trees[name] = ast.parse(path.read_bytes(), filename=str(path))
+        return self._trees[name]
+
+    def _imported(self, name: str) -> Iterator[str]:
+        """What the module's import statements name, with the packages above; of ``from a import b``, also ``a.b``."""
+        path = self.file_of(name)
+        package = name.split(".") if path is not None and path.name == "__init__.py" else name.split(".")[:-1]
+        for node in ast.walk(self._tree(name)):
+            named = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) + 1 - node.level] if node.level else []
+                origin = ".".join([*above, *([node.module] if node.module else [])])
+                named = [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+            for one in named:
+                yield from (one, *_packages(one))
+
+
+def _packages(name: str) -> Iterator[str]:
+    """The packages that a module lies in."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts)))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+OWN = Code(ROOT)
+
+
+@cache
+def code_digest(*modules: str) -> str:
+    """`Code.digest` of the project's ``modules``."""
+    return OWN.digest(*modules)
+
+
+def target_modules(config: object) -> set[str]:
+    """The project's modules of every ``_target_`` in nested values."""
+    if isinstance(config, Mapping):
+        own = {_module_of(str(config["_target_"]))} if "_target_" in config else set()
+        return own.union(*map(target_modules, config.values()))
+    if isinstance(config, list | tuple):
+        return set[str]().union(*map(target_modules, config))
+    return set()
+
+
+def _module_of(path: str) -> str:
+    """``sim.policies.caches`` of ``sim.policies.caches.Lru``."""
+    parts = path.split(".")
+    return next(name for end in range(len(parts), 0, -1) if OWN.file_of(name := ".".join(parts[:end])) is not None)
+
+
+# ---- results
+
+
+@cache
+def wide_sources() -> str:
+    """Of all code of the simulator and every option: what may change a configuration, or what it comes to."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")]
+    code = [(name, OWN.own_digest(name)) for name in sorted(modules)]
+    return digest(versions(), code, files_digest(ROOT.glob("conf/**/*.yaml")))
+
+
+def wide_key(words: Sequence[str], trace: str, timing: object, fits: Sequence[str]) -> str:
+    """Of an arm's words, the digests of its trace and of the fits beside it, and `wide_sources`."""
+    return digest(list(words), trace, timing, list(fits), wide_sources())
+
+
+def narrow_key(runner: str, config: Mapping[str, Any], trace: str, timing: object, fit: str | None) -> str:
+    """Of what a run is made of: values, trace, durations that are given, fit, and the code that is reached.
+
+    ``runner``: the module that runs it. The paths of the trace and of the fit do not count.
+    """
+    kept = {name: value for name, value in config.items() if name not in NO_PART}
+    kept["trace"] = {**config["trace"], "path": trace}
+    if fit is not None:
+        kept["predictor"] = {**config["predictor"], "artefact": fit}
+    return digest(kept, timing, code_digest(runner, *sorted(target_modules(config))))
