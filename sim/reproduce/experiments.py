@@ -60,12 +60,20 @@ def points_of(paper: Paper, experiment: Experiment, constants: Mapping[str, floa
     for name, alternatives in experiment.grid.items():
         settings += [(f"{name} {_text(one)}", one) for one in alternatives[1:]]
     return [
-        Point(name, tuple(_group(paper, experiment, group, change, constants) for group in experiment.over))
+        Point(name, tuple(_group(paper, experiment, group, _for_group(change, place), constants)
+                          for place, group in enumerate(experiment.over)))
         for name, change in settings
-    ]
+    ]  # fmt: skip
+
+
+def _for_group(change: Any, place: int) -> Any:
+    """What a point changes in one group: the same in all, or what stands for each under ``over``."""
+    return change["over"][place] if isinstance(change, Mapping) and "over" in change else change
 
 
 def _text(change: Any) -> str:
+    if isinstance(change, Mapping) and "over" in change:
+        return " / ".join(dict.fromkeys(map(_text, change["over"])))
     words = change if isinstance(change, list | tuple) else [word for several in change.values() for word in several]
     return " ".join(map(str, words))
 

@@ -75,7 +75,8 @@ class Experiment:
 
     Words are those of a configuration, or names of lists of them. ``arms`` are the runs, by name; ``over`` groups are
     averaged (``take``: mean | max | range | any), each a list of words or, by arm, what it adds; ``grid``: unstated
-    parameters, each a list of alternatives of which the first is the documented default; one at a time is varied.
+    parameters, each a list of alternatives of which the first is the documented default; one at a time is varied. An
+    alternative is a list of words, lists by arm, or under ``over`` one of these for each group.
     ``measure``: a name of `sim.reproduce.measures`, and the arms it reads.
     """
 
