@@ -1,7 +1,9 @@
-"""``python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [output_dir=DIR] [processes=2]``.
+"""``python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR] [output_dir=DIR]
+[processes=2]``.
 
 Recompute the papers' claims, each by its role, and say which hold (docs/papers.md). Runs are kept in ``output_dir``: a
-killed call goes on where it was. Exit code 2 and one message for what is asked wrongly.
+killed call goes on where it was. ``phone`` adds the recorded phone run, ``recorded`` the gains over LRU and LFU on one
+more trace. Exit code 2 and one message for what is asked wrongly.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from sim.reproduce.checks import phone_lines, worked
 from sim.reproduce.experiments import CLOSED, Outcome, Runner, arms_of, closed_outcome, outcome, points_of
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
+from sim.reproduce.recorded import with_recorded
 from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
@@ -32,11 +35,18 @@ class Asked:
     output_dir: Path
     processes: int
     phone: Path | None
+    recorded: str
 
 
 def asked(words: Sequence[str]) -> Asked:
     """The command line. Raise ValueError for a word that nothing knows."""
-    given = {"paper": ",".join(PAPERS), "output_dir": "outputs/reproduce", "processes": "2", "phone": ""}
+    given = {
+        "paper": ",".join(PAPERS),
+        "output_dir": "outputs/reproduce",
+        "processes": "2",
+        "phone": "",
+        "recorded": "",
+    }
     for word in words:
         name, found, value = word.partition("=")
         if not found or name not in given:
@@ -48,7 +58,7 @@ def asked(words: Sequence[str]) -> Asked:
     if not given["processes"].isdigit() or not 1 <= int(given["processes"]) <= 64:
         raise ValueError(f"processes={given['processes']} must be a whole number from 1 to 64")
     phone = Path(given["phone"]) if given["phone"] else None
-    return Asked(papers, Path(given["output_dir"]), int(given["processes"]), phone)
+    return Asked(papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"])
 
 
 def outcomes_of(paper: Paper, runner: Runner, only: Sequence[str] | None = None) -> dict[str, Outcome]:
@@ -87,6 +97,8 @@ def main(words: Sequence[str]) -> int:
     try:
         request = asked(words)
         papers = [load_paper(name) for name in request.papers]
+        if request.recorded:
+            papers = [with_recorded(paper, request.recorded) for paper in papers]
         lines = phone_lines(request.phone) if request.phone else []
     except (ValueError, RolesError, PhoneError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
