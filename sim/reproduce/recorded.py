@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
-from sim.trace_header import TraceError, parse_header
+from sim.trace_header import parse_header
 
 GAINS = ("gain_over_lru", "gain_over_lfu")
 """Experiments over every trace at hand."""
@@ -29,13 +29,15 @@ def with_recorded(paper: Paper, asked: str) -> Paper:
     if not found or not name or not place:
         raise ValueError(f"recorded={asked} must be MODEL:DIR, as recorded=gpt_oss_20b:traces/gpt_oss")
     try:
-        header = parse_header((folder / "header.json").read_bytes())
-        model(name).check_trace(header.model, header.name)
-    except OSError as error:
-        raise ValueError(f"recorded={asked}: {folder} is no trace: {error.strerror} (header.json)") from None
+        sizes = model(name)
     except HydraException:
         raise ValueError(f"recorded={asked}: there is no model {name}; python -m sim list models names them") from None
-    except TraceError as error:
+    try:
+        header = parse_header((folder / "header.json").read_bytes())
+        sizes.check_trace(header.model, header.name)
+    except OSError as error:
+        raise ValueError(f"recorded={asked}: {folder} is no trace: {error.strerror} (header.json)") from None
+    except ValueError as error:
         raise ValueError(f"recorded={asked}: {error}") from None
     if not set(GAINS) & set(paper.experiments):
         return paper
