@@ -155,9 +155,13 @@ def _module_of(path: str) -> str:
 
 @cache
 def wide_sources() -> str:
-    """Of all code of the simulator and every option: what may change a configuration, or what it comes to."""
+    """Of every option, and of all code that may compose a configuration or run it: the simulator's but this package's,
+    of which what `sim.reproduce.arms` and predictors of its own reach.
+    """
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")]
-    code = [(name, OWN.own_digest(name)) for name in sorted(modules)]
+    own = OWN.reached(["sim.reproduce.arms", "sim.reproduce.wrong"])
+    code = [(name, OWN.own_digest(name)) for name in sorted(modules)
+            if not name.startswith("sim.reproduce.") or name in own]  # fmt: skip
     return digest(versions(), code, files_digest(ROOT.glob("conf/**/*.yaml")))
 
 
