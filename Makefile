@@ -42,8 +42,10 @@ predictors: $(VENV)/.test
 # The papers' claims beside what the simulator says: docs/papers.md. What was run is kept; a killed one goes on.
 # PHONE=DIR: the folder of the recorded phone run, where it is at hand.
 PHONE ?=
+# RECORDED=MODEL:DIR: a recorded trace that the gains over LRU and LFU are asked of, too.
+RECORDED ?=
 reproduce: $(VENV)/.core
-	$(BIN)/python -m sim.reproduce $(if $(PHONE),phone=$(PHONE))
+	$(BIN)/python -m sim.reproduce $(if $(PHONE),phone=$(PHONE)) $(if $(RECORDED),recorded=$(RECORDED))
 
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test
