@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# A file's tests run in one process, so that what they share is made once; in the order of files, so that the last are short.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -11,12 +14,12 @@ demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 bench: $(VENV)/.core
 	$(BIN)/python tests/bench/engine_speed.py
@@ -25,7 +28,7 @@ bench: $(VENV)/.core
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000
 differential: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
+	$(PYTEST) tests/differential --scenarios $(SCENARIOS)
 
 # What the bundled traces' fit splits tell the predictors: statistics, then networks. It comes with the project.
 FITS := capture/assets/predictors/tiny_mixtral
@@ -49,30 +52,34 @@ reproduce: $(VENV)/.core
 
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 -m thorough
+	$(PYTEST) -m thorough
 
 # Runs every notebook and compares what it prints with what it is kept with.
 notebooks: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 -m "" tests/golden/test_notebooks.py
+	$(PYTEST) -m "" tests/golden/test_notebooks.py
 
 # The documentation site, into site/.
 docs: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What is installed is compiled when it is first imported: most of it never is.
 $(VENV)/.core: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[model,test]' || \
-	$(BIN)/python -m pip install --quiet -c constraints.txt --extra-index-url $(TORCH_INDEX) -e '.[model,test]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle]' || \
-	echo 'libcachesim is not installed: its comparisons are skipped'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[kernels]' || \
-	echo 'triton is not installed: the checks of its kernels are skipped'
-	touch $@
+# All at once; where something has no build for this machine, one after another, without what can be missed.
+$(VENV)/.test: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[model,test,oracle,kernels]' || $(MAKE) $(VENV)/.piecemeal
+	touch $(VENV)/.core $@
+
+.PHONY: $(VENV)/.piecemeal
+$(VENV)/.piecemeal:
+	$(PIP) -e '.[model,test]' || $(PIP) --extra-index-url $(TORCH_INDEX) -e '.[model,test]'
+	$(PIP) -e '.[oracle]' || echo 'libcachesim is not installed: its comparisons are skipped'
+	$(PIP) -e '.[kernels]' || echo 'triton is not installed: the checks of its kernels are skipped'
 
 clean:
 	rm -rf $(VENV) outputs build site *.egg-info

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from bundled import BUNDLED, Configure
+from capture.import_trace import main as import_trace
 from sim.build import ROOT, load_trace
 from sim.trace import Trace
+
+GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
+"""A published trace: third-party data that is not part of the project."""
 
 # Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU, set it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -38,3 +44,17 @@ def configure() -> Configure:
 def bundled_trace() -> Trace:
     """The bundled trace with its lookahead scores and active shares; its arrays are read-only."""
     return load_trace(BUNDLED, lookahead_sites=3, active_shares=True)
+
+
+@pytest.fixture(scope="session")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published gpt-oss-20b trace, imported once for all processes of a run: that takes longer than most tests."""
+    if not GPT_OSS.exists():
+        pytest.skip("the published gpt-oss-20b trace is not here")
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "gpt_oss_20b"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            assert import_trace(["format=npz", f"path={GPT_OSS}", f"output_dir={folder}"]) == 0
+    return folder

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture.import_trace import main
 from capture.importers.npz import SEQUENCES_FILE
 from sim.controller import Controller
 from sim.loader import Loader
@@ -41,11 +40,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+def published(gpt_oss: Path) -> Workload:
     """Its sequences without repetition, one after another."""
-    folder = tmp_path_factory.mktemp("gpt_oss") / "trace"
-    assert main(["format=npz", f"path={ARRAYS}", f"output_dir={folder}"]) == 0
-    return Workload(read_trace(folder), split="all", exclude=["has_repetition"])
+    return Workload(read_trace(gpt_oss), split="all", exclude=["has_repetition"])
 
 
 def controlled_hits(workload: Workload, slots: int, cache: CachePolicy | None = None) -> np.ndarray:

@@ -17,8 +17,9 @@ from sim.run import Run
 from sim.trace import Trace
 
 PREDICTORS = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml") if path.stem != "none")
-ALONE = ("trace.max_sequences=1", "loader=mixtral_offloading", "loader.queue=replace")
-TOGETHER = ("trace.max_sequences=2", "workload=continuous_4_chunked", "loader=hobbit", "precision=hobbit",
+SHORT = "+workload.decode_tokens=24"
+ALONE = ("trace.max_sequences=1", SHORT, "loader=mixtral_offloading", "loader.queue=replace")
+TOGETHER = ("trace.max_sequences=2", SHORT, "workload=continuous_4_chunked", "loader=hobbit", "precision=hobbit",
             "cache=weighted_score", "hardware.prediction_us=30")  # fmt: skip
 
 

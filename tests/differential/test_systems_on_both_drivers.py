@@ -19,8 +19,10 @@ from sim.run import Run
 from sim.trace import Trace
 
 SYSTEMS = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
-ALONE, TOGETHER = ("trace.max_sequences=1",), ("workload=continuous_4_chunked", "trace.max_sequences=2")
-NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=1", "trace.max_sequences=1")
+SHORT = "+workload.decode_tokens=24"
+ALONE = ("trace.max_sequences=1", SHORT)
+TOGETHER = ("workload=continuous_4_chunked", "trace.max_sequences=2", SHORT)
+NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=1", *ALONE)
 OVER_TIME = (*TOGETHER, "workload.arrivals_per_s=4")
 MORE = (
     ("hobbit", NVME),

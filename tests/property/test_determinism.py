@@ -21,8 +21,9 @@ FILES = {
 
 def run(folder: Path, hash_seed: str, *overrides: str) -> dict[str, bytes]:
     """The files of ``python -m sim`` by name."""
+    short = ("trace.max_sequences=2", "+workload.decode_tokens=24")
     subprocess.run(
-        [sys.executable, "-m", "sim", f"hydra.run.dir={folder}", "trace.max_sequences=2", *overrides],
+        [sys.executable, "-m", "sim", f"hydra.run.dir={folder}", *short, *overrides],
         cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, timeout=120,
     )  # fmt: skip
     return {path.name: path.read_bytes() for path in folder.iterdir()}

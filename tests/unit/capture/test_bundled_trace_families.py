@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ Configure = Callable[..., DictConfig]
 every_trace = pytest.mark.parametrize("name", SHAPES)
 
 
+@cache
 def read(name: str) -> Trace:
     return read_trace(ASSETS / "traces" / name, "all")
 
@@ -91,8 +93,8 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(name: str, syst
         with pytest.raises(ValueError, match=reason):
             build(configure(*chosen), system)
         return
-    result = execute(build(configure(*chosen), system))
     trace = read(name)
+    result = execute(build(configure(*chosen), system, trace))
     replayed = [item for item in trace.header.sequences if item.split == "eval"][:2]
     assert result.summary["trace"]["decode_tokens"] == sum(item.decode_tokens for item in replayed)
     # A prompt needs the union of its tokens' experts at a site, a decoded token its own.

@@ -272,12 +272,11 @@ def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.Captur
 
 
 @pytest.mark.skipif(not NPZ.exists(), reason="the published gpt-oss trace is not here")
-def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(tmp_path: Path) -> None:
+def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(gpt_oss: Path) -> None:
     """Its source flags 209 of 703 sequences. Routing alone finds 60 loops, 49 of them among those: a rate of 23 %
     there, of 2 % in the others. Each answer begins with the marks of its channel and the same words.
     """
-    assert import_trace(["format=npz", f"path={NPZ}", f"output_dir={tmp_path / 'trace'}"]) == 0
-    trace = read_trace(tmp_path / "trace")
+    trace = read_trace(gpt_oss)
     flags, loops, template = lint(trace)
     assert (flags.check, flags.serious, len(flags.sequences)) == ("repetition", True, 209)
     stated = {item["seq"] for item in json.loads((NPZ.parent / "sequences.json").read_text()) if item["has_repetition"]}

@@ -15,7 +15,6 @@ import pytest
 
 from capture import stats_figures
 from capture.gating_report import report as gating_report
-from capture.import_trace import main as import_trace
 from capture.stats import main, parse, read_named, summary_table
 from capture.stats_gates import lookahead_recall, router_entropy, score_shares, weight_norms
 from capture.stats_paths import covered, paths, prior_coverage
@@ -457,12 +456,11 @@ def test_arguments_are_read() -> None:
 
 
 @pytest.mark.skipif(not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here")
-def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(tmp_path: Path) -> None:
+def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(gpt_oss: Path) -> None:
     """Computed from the same file, without its flagged sequences, by a program that shares no line with this one."""
-    assert import_trace(["format=npz", f"path={NPZ}", f"output_dir={tmp_path / 'trace'}"]) == 0
     known = json.loads(OWN.read_text())
     only = ["popularity", "reuse_by_lag"]
-    of = report(read_trace(tmp_path / "trace"), only=only, exclude=["has_repetition"])
+    of = report(read_trace(gpt_oss), only=only, exclude=["has_repetition"])
     assert of.tokens == known["N"]
     shares = [part["share"].to_numpy() for part in of.tables["popularity"].partition_by("site")]
     assert [share.max() * 32 for share in shares] == pytest.approx(known["max_over_mean"], abs=6e-4)

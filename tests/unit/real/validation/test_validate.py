@@ -13,7 +13,7 @@ from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
 
-WORDS = ("device=null", "trace.max_sequences=1")
+WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 
 
 def validate(folder: Path, *words: str) -> dict[str, Any]:
