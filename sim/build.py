@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, product
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sim.batching import given_arrivals
 from sim.controller import Controller
@@ -28,6 +28,7 @@ from sim.policies.placements import CpuByCost
 from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
+from sim.refusals import PARTS, check_parts, check_recorded, checked_settings
 from sim.run import Run
 from sim.shared import Shared
 from sim.trace import Trace, read_header, read_trace
@@ -38,12 +39,6 @@ from sim.workload import Limits, Workload
 ROOT = Path(__file__).parents[1]
 """The project's folder: relative paths that do not exist below the working directory are looked up here."""
 
-SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
-OUTPUTS = ("all", "summary")
-MISSING = "???"
-"""What a file of ``conf/`` leaves to be set."""
-PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
-         "payload", "loader")  # fmt: skip
 _FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = WeakKeyDictionary()
 _FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 """What many runs of one trace would measure again."""
@@ -101,7 +96,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     in place of the model's nominal sizes. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying
     what does not fit what.
     """
-    config = _checked_settings(cfg)
+    config = checked_settings(cfg)
     shared = shared or Shared(0)
     part = {name: _part(config, name) for name in PARTS}
     model, hardware, choice = part["model"], part["hardware"], part["trace"]
@@ -109,8 +104,8 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
     workload = _shared_workload(part, trace, shared)
     fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
-    _check_parts(part, workload)
-    _check_recorded(config, part["precision"].constant, workload)
+    check_parts(part, workload)
+    check_recorded(config, part["precision"].constant, workload)
     selector, share = part["precision"], config["budget"]["resident_share"]
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
@@ -181,150 +176,6 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
         return make()
     # The workload holds its trace, so that no other can have its identity meanwhile.
     return shared.get(("workload", id(trace), *options.values()), make)
-
-
-def _checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values, resolved. Raise ValueError for what is not set, unknown, or no section."""
-    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
-    config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
-    if _lacks_values(config):
-        missing = [key for key, value in _leaves(config) if value == MISSING]
-        raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
-    if config["outputs"] not in OUTPUTS:
-        raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
-    if config["timeline_steps"] is not None:
-        require_number("timeline_steps", config["timeline_steps"], minimum=1, whole=True)
-    require_number("seed", config["seed"], whole=True)
-    known = {*PARTS, *SETTINGS}
-    if unknown := [name for name in config if name not in known]:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    if unknown := [f"budget.{name}" for name in config["budget"] or () if name != "resident_share"]:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.resident_share")
-    for name in (*PARTS, "budget"):
-        if not isinstance(config.get(name), dict):
-            raise ValueError(
-                f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
-            )
-    return config
-
-
-def _lacks_values(node: Any) -> bool:
-    if isinstance(node, dict):
-        return any(map(_lacks_values, node.values()))
-    return any(map(_lacks_values, node)) if isinstance(node, list) else node == MISSING
-
-
-def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested sections and lists with its dotted key."""
-    if not isinstance(node, dict | list):
-        yield place, node
-        return
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    for name, value in items:
-        yield from _leaves(value, f"{place}.{name}" if place else str(name))
-
-
-def _check_unpacking(part: Mapping[str, Any]) -> None:
-    """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
-    loader = part["loader"]
-    if any(link.unpack is not None for link in part["hardware"].links) and (loader.chunk_bytes or loader.dense_slots):
-        raise ValueError(
-            f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go with "
-            f"hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null, dense_slots=0 or unpack=null"
-        )
-
-
-def _check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
-    """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
-    header = workload.trace.header
-    lacks = set(str(header.provenance.get("lacks", "")).split(", "))
-    told = f"trace {header.name} ({header.provenance.get('format')}) does not tell"
-    if precision is None and lacks & {"weights", "rows"}:
-        what = "gate weights" if "weights" in lacks else "which token of a batch chose which expert"
-        raise ValueError(
-            f"{told} {what}, which precision weighs experts by; choose precision=fp16 or another fixed one"
-        )
-    if workload.batching != "recorded" and lacks & {"rows", "sequences"}:
-        what = "which sequence a token belongs to" if "sequences" in lacks else "which token chose which expert"
-        raise ValueError(
-            f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
-            f"workload=recorded, its own steps"
-        )
-    if header.prefill == "counts":
-        _check_counts(header.name, config, precision, workload)
-    if "rows" in lacks and config["cache"].get("recency") == "rows":
-        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
-
-
-def _check_counts(name: str, config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
-    """Raise ValueError where a part would need single rows of prompts of which the trace keeps counts."""
-    told = f"trace {name} keeps prompts as counts of tokens, not"
-    if precision is None:
-        raise ValueError(
-            f"{told} each token's weights, which precision goes by; choose precision=fp16 or another fixed one, or "
-            f"capture with prefill=rows"
-        )
-    if workload.prefill_chunk is not None:
-        raise ValueError(f"{told} which token chose which expert; set workload.prefill_chunk=null")
-    if config["cache"].get("recency") == "rows":
-        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
-
-
-def _check_parts(part: Mapping[str, Any], workload: Workload) -> None:
-    """Raise ValueError for parts that do not go together."""
-    for name in ("cache", "ram_cache"):
-        shares = getattr(part[name], "shares", ())
-        if shares and abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make it 1")
-    if isinstance(part["cache"], Foreseeing):
-        if part["precision"].constant is None:
-            raise ValueError(
-                "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
-            )
-        if workload.is_timed:
-            raise ValueError(
-                "cache=belady knows the future only where steps do not depend on time; set workload.arrivals_per_s=null"
-            )
-    if isinstance(part["ram_cache"], Foreseeing):
-        raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
-    hardware = part["hardware"]
-    if part["placement"].uses_cpu and hardware.cpu is None:
-        raise ValueError(
-            f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
-            f"placement=load, or a machine whose file has one"
-        )
-    kept = [link.name for link in hardware.links if link.page_cache is not None]
-    if kept and part["loader"].chunk_bytes is not None:
-        raise ValueError(
-            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with hardware.links.{kept[0]}.page_cache: "
-            f"what is kept of a read that was cut is not modelled; set one of them to null"
-        )
-    _check_unpacking(part)
-    if hardware.together(part["placement"].uses_cpu).contention is not None and part["loader"].chunk_bytes is not None:
-        raise ValueError(
-            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with links that others at work slow "
-            f"(hardware.links.*.overlapped below 1, hardware.shared_memory.slows=as_drawn); set chunk_bytes=null, or "
-            f"overlapped=1 and slows=always"
-        )
-    encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
-    if encoders[0] != encoders[1]:
-        raise ValueError(
-            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace "
-            f"{workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set model.encoder_sites"
-        )
-    if part["loader"].dense_slots and workload.trace.header.encoder_sites:
-        raise ValueError(
-            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
-            f"streamed; set loader.dense_slots=0"
-        )
-    payload, trace = part["payload"], workload.trace
-    if payload.needs_shares and trace.active_shares is None:
-        raise ValueError(
-            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
-            f"capture it with them, or choose payload.shares=nominal"
-        )
-    if isinstance(part["precision"], PerExpert):
-        part["precision"].check_shape(part["model"].sites, part["model"].experts)
 
 
 def _decision_ns(placement: Any, model: Model) -> int:
