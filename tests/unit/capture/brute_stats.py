@@ -10,6 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations, product
+from typing import Any
+
+import polars as pl
 
 from capture.stats_sample import Sample
 
@@ -157,3 +160,10 @@ def scores(chosen: Sequence[tuple[int, float]]) -> list[float]:
     ranked = sorted(chosen, key=lambda item: (-item[1], item[0]))
     total = sum(weight for _, weight in ranked)
     return [sum(weight for _, weight in ranked[:rank]) / total if rank else 0.0 for rank in range(len(ranked))]
+
+
+def at(table: pl.DataFrame, **where: object) -> dict[str, Any]:
+    """The one row with these values."""
+    rows = table.filter(*(pl.col(name) == value for name, value in where.items()))
+    assert len(rows) == 1, (where, len(rows))
+    return rows.row(0, named=True)
