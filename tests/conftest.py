@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def configure() -> Configure:
-    """Compose ``conf/`` with overrides, as ``python -m sim`` does."""
+    """Compose ``conf/`` with overrides, as ``python -m sim`` does; the same ones again cost a copy."""
 
+    @cache
     def composed(*overrides: str) -> DictConfig:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             return compose("config", ["output_dir=unused", *overrides])
 
-    return composed
+    return lambda *overrides: deepcopy(composed(*overrides))
 
 
 @pytest.fixture(scope="session")
