@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
-# A file's tests run in one process, so that what they share is made once; in the order of files, so that the last are short.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -13,8 +11,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
 
+# A file's tests run in one process, so that what they share is made once; in order of files, for the last are short.
 test: check
-	$(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -28,7 +27,7 @@ bench: $(VENV)/.core
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000
 differential: $(VENV)/.test
-	$(PYTEST) tests/differential --scenarios $(SCENARIOS)
+	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
 
 # What the bundled traces' fit splits tell the predictors: statistics, then networks. It comes with the project.
 FITS := capture/assets/predictors/tiny_mixtral
@@ -52,11 +51,11 @@ reproduce: $(VENV)/.core
 
 # What takes too long for every change: all systems and predictors on both drivers.
 thorough: $(VENV)/.test
-	$(PYTEST) -m thorough
+	$(BIN)/python -m pytest -n 2 -m thorough
 
 # Runs every notebook and compares what it prints with what it is kept with.
 notebooks: $(VENV)/.test
-	$(PYTEST) -m "" tests/golden/test_notebooks.py
+	$(BIN)/python -m pytest -n 2 -m "" tests/golden/test_notebooks.py
 
 # The documentation site, into site/.
 docs: $(VENV)/.core
