@@ -87,6 +87,13 @@ class Device(Protocol):
     def lock(self) -> AbstractContextManager[object]:
         """Held around every call of the controller; the order in which it is taken is the order of events."""
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether computations are made to last for their nominal times, on a clock that may run past them.
+
+        The driver then asks for less, to catch up by as much as threads wake late.
+        """
+
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         """Begin a run, with the clock at 0, on links of so many engines."""
 
@@ -150,6 +157,7 @@ class NullDevice:
     """
 
     lock: AbstractContextManager[object] = nullcontext()
+    is_padded = False
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         self._listener = listener

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from real.device import TAIL, Device, Service, Turn
 from real.links import Links
 from real.needs import Needs
+from real.timers import WAKE_NS
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.loader import Transfer
@@ -45,6 +46,8 @@ class Driver:
         self._gate = workload.gate()
         self._free_ns = 0
         """When the stream was through with what it did last."""
+        self._behind_ns = 0
+        """How much earlier that was to be by nominal times: on a padded device what comes next catches it up."""
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
@@ -120,10 +123,12 @@ class Driver:
         if self.controller.loader.dense_slots:
             self._await_dense(block)
         self._compute(block, step.rows, dense_ns)
-        self.device.sleep_until(self._free_ns + host.sync_ns, Turn.GATE)
+        due_ns = self._free_ns - self._behind_ns + host.sync_ns
+        self.device.sleep_until(due_ns, Turn.GATE)
         gate.visit(site)
         with self.device.lock:
             self._host_until(self._stamp())
+            self._fall_behind(due_ns)
             self.record.gate_ns.append(self._free_ns)
             self._dense.pop(block, None)
             self._num_taken = 0
@@ -214,14 +219,30 @@ class Driver:
     # ---- the stream's time
 
     def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        self._host_until(self.device.now_ns())
-        self.device.compute(key, rows, nominal_ns)
+        now, left_ns, due_ns = self.device.now_ns(), nominal_ns, self._free_ns - self._behind_ns + nominal_ns
+        if self.device.is_padded:
+            left_ns = max(0, due_ns - now)
+        elif not self._is_under_way(key):
+            self._host_until(now)
+        self.device.compute(key, rows, left_ns)
         self._free_ns = self.device.now_ns()
+        self._fall_behind(due_ns)
+
+    def _is_under_way(self, key: int) -> bool:
+        """Whether what has passed since the stream was free was work of ``key`` already, not the host's own time."""
+        return False
 
     def _pass_host_time(self, nominal_ns: int) -> None:
         if nominal_ns:
-            self.device.sleep_until(self._free_ns + nominal_ns, Turn.NEED_DONE)
+            due_ns = self._free_ns - self._behind_ns + nominal_ns
+            self.device.sleep_until(due_ns, Turn.NEED_DONE)
             self._host_until(self.device.now_ns())
+            self._fall_behind(due_ns)
+
+    def _fall_behind(self, due_ns: int) -> None:
+        """The stream was to be free at ``due_ns``. What it is later is caught up, unless this machine is too slow."""
+        late_ns = self._free_ns - due_ns
+        self._behind_ns = late_ns if self.device.is_padded and 0 <= late_ns <= WAKE_NS else 0
 
     def _host_until(self, now_ns: int) -> None:
         """What has passed since the stream was free was the host's own time."""
@@ -229,7 +250,11 @@ class Driver:
 
     def _stand_idle(self, ready_ns: int, cause: int) -> None:
         """The stream has waited for what came at ``ready_ns``, if that is past what it did last."""
+        if cause >= 0:
+            # No catching up on time in which the stream would have waited.
+            self._behind_ns = max(0, min(self._behind_ns, self._free_ns - ready_ns))
         if ready_ns > self._free_ns:
+            self._behind_ns = 0
             self._add_idle(ready_ns, cause)
             self._pass_host_time(self.durations.host.wake_ns)
 

@@ -18,6 +18,7 @@ from real.driver import Driver
 from real.prepare import Prepared
 from real.recording import WatchedDevice
 from real.settings import Engine
+from real.timers import WAKE_NS
 from sim.bounds import MAX, lower_bounds
 from sim.frames import Frames
 from sim.metrics import summarise
@@ -26,7 +27,7 @@ from sim.run import Run
 from sim.types import Step
 from sim.workload import Schedule, Workload
 
-LATE_SHARE, LATE_NS = 0.01, 200_000
+LATE_SHARE = 0.01
 """A paced service is late if it took so much longer than it was to take, and by more than a thread wakes late."""
 MOST_LATE = 0.05
 Advance = Callable[[int], None]
@@ -136,7 +137,7 @@ def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
         simple = run.controller.route.engines[link] == 1 and not run.controller.issued[number].write_back
         if end_ns >= 0 and simple:
             due_ns = run.durations.hop_ns(link, moved_bytes)
-            over.append((end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > LATE_NS else 0.0)
+            over.append((end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > WAKE_NS else 0.0)
             if over[-1] <= LATE_SHARE * due_ns / 1e9:
                 over[-1] = 0.0
     late = np.array(over or [0.0])

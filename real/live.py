@@ -145,15 +145,10 @@ class LiveDriver(Driver):
         assert inputs is not None
         return inputs.detach().reshape(rows, -1).to("cpu", torch.float32).numpy()
 
-    def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        """What the model has done since the stream was free was its work, not the host's."""
+    def _is_under_way(self, key: int) -> bool:
+        """The model has done its dense work when it comes to a site's experts, or to the step's end."""
         g = self.controller.geometry
-        if key != TAIL and g.expert_of(key) < g.experts:
-            super()._compute(key, rows, nominal_ns)
-            return
-        left_ns = nominal_ns - (self.device.now_ns() - self._free_ns)
-        self.device.compute(key, rows, max(0, left_ns))
-        self._free_ns = self.device.now_ns()
+        return key == TAIL or g.expert_of(key) == g.experts
 
     # ---- lookahead
 

@@ -20,7 +20,7 @@ from threading import Condition, Event, Lock, Thread
 
 from real.device import Listener, Service, Turn
 from real.sharing import Sharing
-from real.timers import sharpen_timers, sleep_until
+from real.timers import WAKE_NS, sharpen_timers, sleep_until
 
 SWITCH_INTERVAL_S = 2e-4
 """With Python's own 5 ms a busy thread would hold up a loader for longer than many transfers take."""
@@ -35,6 +35,10 @@ class Seat:
         self.service: Service | None = None
         self.is_asked = False
         """Whether the driver wants to cut the service at the end of its current chunk."""
+        self.was_due_ns: int | None = None
+        """While the end of a service is handed over: when it was due."""
+        self.begin_ns = 0
+        """Since when the service is paced: of one that follows another at once, since that was due."""
 
 
 @dataclass
@@ -68,7 +72,12 @@ class ThreadedDevice:
     def __init__(self, piece_bytes: int = 1 << 20, patience_s: float = 30.0, *, is_paced: bool = True) -> None:
         self.lock = Lock()
         self._piece_bytes, self._patience_s, self._is_paced = piece_bytes, patience_s, is_paced
+        self._is_padded = True
         self._opened_ns = time.perf_counter_ns()
+
+    @property
+    def is_padded(self) -> bool:
+        return self._is_padded
 
     # ---- what a subclass does, without the lock
 
@@ -137,6 +146,8 @@ class ThreadedDevice:
     def serve(self, service: Service) -> None:
         seat = self._seats[service.link][service.engine]
         seat.service, seat.is_asked = service, False
+        behind_ns = 0 if seat.was_due_ns is None else service.start_ns - seat.was_due_ns
+        seat.begin_ns = service.start_ns - (behind_ns if 0 <= behind_ns <= WAKE_NS else 0)
         work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
         self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
         self._call(service.link)
@@ -230,7 +241,9 @@ class ThreadedDevice:
                     self._news.wait()
                 if seat.service is service and not self._is_closed:
                     self.stop(service)
+                    seat.was_due_ns = seat.begin_ns + service.due_ns(service.moved_bytes)
                     self._hand_over(partial(self._listener.on_service_end, service))
+                    seat.was_due_ns = None
 
     def _is_fed(self, service: Service) -> bool:
         """Whether an outer link is still bringing what this service moves on: it cannot be over before."""
@@ -248,20 +261,20 @@ class ThreadedDevice:
             done += count
             due_ns = service.due_ns(done)
             if 0 <= head_ns <= due_ns:
-                self._pace(service, head_ns)
+                self._pace(seat, head_ns)
                 head_ns = -1
                 with self.lock:
                     self._hand_over(partial(self._listener.on_head, service))
-            self._pace(service, due_ns)
+            self._pace(seat, due_ns)
             if service.chunk_bytes and done < service.moved_bytes and done % service.chunk_bytes == 0:
                 with self.lock:
                     if seat.is_asked:
                         self._hand_over(partial(self._listener.on_chunk, service, done))
                         return
 
-    def _pace(self, service: Service, due_ns: int) -> None:
+    def _pace(self, seat: Seat, due_ns: int) -> None:
         if self._is_paced:
-            sleep_until(self._opened_ns + service.start_ns + due_ns, self._stop)
+            sleep_until(self._opened_ns + seat.begin_ns + due_ns, self._stop)
 
     def _await_share(self, seat: Seat, service: Service) -> None:
         """Wait for the end of a service on a link that several engines share: it moves as others begin and end."""
@@ -286,9 +299,11 @@ class ThreadedDevice:
                 job = worker.jobs[0]
             begin_ns = max(free_ns, job.begin_ns) if worker is self._cpu else job.begin_ns
             self._perform(worker, job)
-            self._pace_job(begin_ns + job.nominal_ns)
+            due_ns = begin_ns + job.nominal_ns
+            self._pace_job(due_ns)
             with self.lock:
-                free_ns = self.now_ns()
+                now = self.now_ns()
+                free_ns = due_ns if self._is_padded and 0 <= now - due_ns <= WAKE_NS else now
                 worker.jobs.popleft()
                 self._hand_over(partial(worker.hand_over, job.number))
 
