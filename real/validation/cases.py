@@ -140,7 +140,7 @@ def check(request: Request, measured: Measured) -> Checked:
     except NonconformanceError as error:
         refusal = str(error)
     predicted = simulated(prepare_replay(request)).record
-    total, step = _errors(predicted, recording.record)
+    total, step = errors(predicted, recording.record)
     return Checked(
         measured.system, measured.share, len(recording.calls), None if difference is None else str(difference), refusal,
         None if found is None else found.makespan_error, None if found is None else found.token_error,
@@ -149,7 +149,8 @@ def check(request: Request, measured: Measured) -> Checked:
     )  # fmt: skip
 
 
-def _errors(predicted: Record, recorded: Record) -> tuple[float, float]:
+def errors(predicted: Record, recorded: Record) -> tuple[float, float]:
+    """Of a predicted run: its makespan's (signed), and the 95th percentile of its steps'."""
     spans = [spans_ns(record) for record in (predicted, recorded)]
     step = np.percentile(np.abs(spans[0] - spans[1]) / np.maximum(spans[1], 1), 95)
     return predicted.makespan_ns / recorded.makespan_ns - 1, float(step)
