@@ -19,6 +19,7 @@ from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
 from sim.latency import decode_time_and_tokens
+from sim.model import PRECISION_BITS
 from sim.outputs import check_writable
 from sim.paired import paired
 from sim.run import Run
@@ -148,7 +149,7 @@ def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Execu
         raise ValueError(f"none of the values can run: {refused[0]}")
     rows = [row for value, series in found.items() for row in _rows(value, series)]
     ran = sorted(found)
-    even = _break_even(question, run, bench, ran, found) if question.difference else None
+    even = _break_even(question, run, bench, ran, found) if question.difference else _all_fit(run, ran)
     speeds = [next(iter(_rows(value, found[value]))).tokens_per_s for value in ran]
     at = knee(ran, speeds) if name == "memory" else None
     gates = str(found[ran[0]][next(iter(found[ran[0]]))].summary["trace"]["gates"])
@@ -192,6 +193,13 @@ def _break_even(question: Question, run: Run, bench: Bench, ran: Sequence[float]
     if closed is not None:
         told += f" (closed form: {closed:.4g})"
     return BreakEven(question.what, cross.value, cross.low, cross.high, closed, told)
+
+
+def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
+    """How many bits a weight may have for all experts to be resident in the bytes that the run has for them."""
+    bits = run.resident_share * PRECISION_BITS[run.controller.geometry.precisions[0]]
+    told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
+    return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
 
 
 def sentence(found: Answer, name: str) -> str:

@@ -83,7 +83,10 @@ def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
     assert [row.series for row in found.rows] == ["int2", "int4", "int8", "fp16"]
     assert hits == sorted(hits, key=lambda hit: -(hit or 0))
     assert hits[0] == 1.0, "an eighth of the bits in a quarter of the bytes: all is resident"
-    assert found.break_even is None
+    assert found.break_even is not None
+    assert found.break_even.value == 4.0
+    assert [hit == 1.0 for hit in hits] == [row.value <= 4.0 for row in found.rows]
+    assert "all experts are resident at up to 4 bits" in sentence(found, "lru")
     assert "int2 decodes fastest" in sentence(found, "lru")
 
 
