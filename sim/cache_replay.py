@@ -172,15 +172,20 @@ class Replayer:
 
     def replay(self, contract: Contract, budget_bytes: int) -> Replay:
         """Raise ValueError (CapacityError among them) for a contract that cannot be, or not with this budget."""
-        sizes, model = self.log.expert_bytes, self.log.trace.header.model
-        geometry = Geometry(model.sites, model.experts, model.top_k, (AS_LOGGED,), (8.0,), (max(sizes),),
-                            budget_bytes, (sizes,))  # fmt: skip
+        geometry, sizes, model = as_geometry(self.log, budget_bytes), self.log.expert_bytes, self.log.trace.header.model
         loader = Loader(**{name: value for name, value in contract.options if name in LOADER_OPTIONS})  # type: ignore[arg-type]
         controller = Controller(geometry, NoPrediction(), make_cache(contract), Fixed(AS_LOGGED), Load(), loader)
         durations = FixedDurations([0] * model.sites, 0, [0], dict.fromkeys(sizes, 1))
         simulate(controller, self.workload, durations)
         outcomes = np.array(controller.lookup_outcomes, np.int64)
         return Replay((outcomes == Outcome.HIT)[self._need], controller, self.workload)
+
+
+def as_geometry(log: ResidencyLog, budget_bytes: int) -> Geometry:
+    """The log's experts at the one precision that they are logged at."""
+    sizes, model = log.expert_bytes, log.trace.header.model
+    return Geometry(model.sites, model.experts, model.top_k, (AS_LOGGED,), (8.0,), (max(sizes),), budget_bytes,
+                    (sizes,))  # fmt: skip
 
 
 def deviations(log: ResidencyLog, replay: Replay) -> Ints:

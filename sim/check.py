@@ -6,7 +6,8 @@ LOG is a trace with a residency log (``python -m capture.import_trace format=big
 cache may hold. ``policy`` is a file of ``conf/cache``; options are the policy's own (``recency``, ``initial``,
 ``scope``, ..) and the loader's ``retention`` and ``replay_unit``. What is not given is tried, as far as `TRIED` has
 values for it. The answer is which contract explains every flag; of the others, how many flags they explain, and the
-first lookup that they do not, with what the replay's cache did instead.
+first lookup that they do not, with what the replay's cache did instead. Where none explains every flag, the single
+faults of the engine or of the log are told that make the best one do so (`sim.fault_search`).
 
 Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is wrong.
 """
@@ -24,7 +25,10 @@ from rich.console import Console
 from rich.progress import track
 
 from sim.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, deviations, policy_options
-from sim.residency_log import ResidencyLog, read_log
+from sim.cache_walk import CacheWalk
+from sim.fault_search import FaultSearch
+from sim.fault_words import layer_name, name, step_of, tell_faults, where
+from sim.residency_log import read_log
 
 TRIED: Mapping[str, Sequence[str]] = {
     "initial": ("empty", "ascending"),
@@ -106,36 +110,12 @@ def _ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
 # ---- words
 
 
-def where(replayer: Replayer, tick: int) -> str:
-    """A gate by step and layer."""
-    workload, log = replayer.workload, replayer.log
-    site = int(workload.gate_site[tick])
-    return f"step {_step(replayer, tick)}, {_layer(log, site)}"
-
-
-def _step(replayer: Replayer, tick: int) -> int:
-    """The trace's number of a gate's step."""
-    workload = replayer.workload
-    return int(replayer.log.trace.step[workload.row[workload.steps[int(workload.gate_step[tick])].start]])
-
-
-def _layer(log: ResidencyLog, site: int) -> str:
-    layer = log.layers[site]
-    return f"layer {layer}" if layer == site else f"layer {layer} (site {site})"
-
-
-def name(replayer: Replayer, key: int) -> str:
-    """An expert by layer."""
-    site, expert = divmod(key, replayer.units)
-    return f"expert {expert} of {_layer(replayer.log, site)}"
-
-
 def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
     """A deviation in words: which lookup, what its flag says, what the replay found and how it came to that."""
     log, tick, key = replayer.log, int(replayer.tick[lookup]), int(replayer.keys[lookup])
     found = bool(replay.resident[lookup])
     position = int(log.trace.position[log.row[lookup]])
-    place = (f"row {log.line[lookup]}: step {log.step[lookup]}, {_layer(log, int(log.site[lookup]))}, expert "
+    place = (f"row {log.line[lookup]}: step {log.step[lookup]}, {layer_name(log, int(log.site[lookup]))}, expert "
              f"{log.expert[lookup]} (slot {log.slot[lookup]}, position {position})")  # fmt: skip
     said, was = ("absent", "resident") if found else ("resident", "absent")
     past = replay.lapse(key, tick, found)
@@ -152,7 +132,7 @@ def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
                   else f"for {name(replayer, past.evicted_for)}")  # fmt: skip
         story.append(f"In the replay it was {asked} and evicted at {where(replayer, past.evicted)} {reason}.")
     if not found:
-        begin = _step(replayer, 0 if past.asked is None else past.asked)
+        begin = step_of(replayer, 0 if past.asked is None else past.asked)
         story.append(f"If the contract holds, the log may lack a lookup of it in this layer, from step {begin} to step "
                      f"{log.step[lookup]}.")  # fmt: skip
     if not found and (victims := replay.victims(key, tick)):
@@ -196,8 +176,18 @@ def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
             f"expert {log.expert[later]} is absent, the replay found it resident.")  # fmt: skip
 
 
-def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
-    """What the contracts explain, best first."""
+def faults(replayer: Replayer, best: Verdict, budget_bytes: int) -> list[str]:
+    """Which single faults of the engine, or of its log, make the best contract explain every flag, in words."""
+    assert best.replay is not None
+    try:
+        walk = CacheWalk(replayer, best.contract, budget_bytes, best.replay)
+    except ValueError as error:
+        return [str(error)]
+    return list(tell_faults(walk, FaultSearch(walk).search()))
+
+
+def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -> list[str]:
+    """What the contracts explain, best first, and what is wrong if the best one holds."""
     log = replayer.log
     total = len(log)
     lines = [f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged resident"]
@@ -219,10 +209,15 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict]) -> list[str]:
         story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
         lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
                      f"{ALONE if len(verdict.wrong) == 1 else ''}")  # fmt: skip
+        if not whole and verdict is rest[0]:
+            lines += [f"  {line}" for line in faults(replayer, verdict, budget_bytes)]
     if len(rest) > SHOWN:
         least = rest[-1].wrong
         assert least is not None
         lines.append(f"{len(rest) - SHOWN} more explain fewer, down to {_percent(total - len(least), total)}")
+    if int(log.at_odds.sum()):
+        row = int(log.line[log.at_odds.argmax()])
+        lines.append(f"note: {int(log.at_odds.sum())} flags are not what was read for them, the first in row {row}")
     lines += [f"not replayed: {verdict.contract}: {verdict.refusal}" for verdict in verdicts if verdict.wrong is None]
     return lines
 
@@ -286,7 +281,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"check: none of {len(verdicts)} contracts can be replayed; {verdicts[0].contract}: "
               f"{verdicts[0].refusal}", file=sys.stderr)  # fmt: skip
         return 2
-    for line in report(replayer, verdicts):
+    for line in report(replayer, verdicts, budget):
         print(line)
     return 0 if not len(verdicts[0].wrong) else 1
 

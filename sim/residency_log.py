@@ -42,7 +42,7 @@ class ResidencyLog:
     """A trace and what the engine's cache held at each lookup: N applied lookups, in the log's order.
 
     ``line`` [N] is the row of ``RESIDENCY_FILE`` (dropped lookups have one, but are none of these); ``row`` [N] the
-    trace's token-row. ``layers`` and ``expert_bytes`` are by site.
+    trace's token-row; ``loaded_bytes`` [N] what was read for it. ``layers`` and ``expert_bytes`` are by site.
     """
 
     trace: Trace
@@ -52,6 +52,7 @@ class ResidencyLog:
     slot: NDArray[np.int64]
     expert: NDArray[np.int64]
     resident: NDArray[np.bool_]
+    loaded_bytes: NDArray[np.int64]
     num_prefetched: int
     layers: tuple[int, ...]
     expert_bytes: tuple[int, ...]
@@ -63,6 +64,21 @@ class ResidencyLog:
     def step(self) -> NDArray[np.int64]:
         """The trace's step of each lookup."""
         return self.trace.step[self.row].astype(np.int64)
+
+    @cached_property
+    def tells_bytes(self) -> bool:
+        """Something was read for some lookup: else the engine does not log it."""
+        return bool(self.loaded_bytes.any())
+
+    @cached_property
+    def at_odds(self) -> NDArray[np.bool_]:
+        """[N], of each lookup whether its flag is not what was read in its batch for its expert: there, yet read; or
+        absent, yet nothing read."""
+        sites, experts = len(self.layers), self.trace.header.model.experts
+        cell = (self.step * sites + self.site) * experts + self.expert
+        _, group = np.unique(cell, return_inverse=True)
+        read = np.bincount(group, self.loaded_bytes)[group] > 0
+        return (read == self.resident) & self.tells_bytes
 
 
 def read_log(directory: str | Path) -> ResidencyLog:
@@ -80,7 +96,8 @@ def read_log(directory: str | Path) -> ResidencyLog:
     line = np.flatnonzero(~table["dropped"].to_numpy())
     row = _rows(trace, applied, line)
     _check_choices(trace, line, row, site, slot, expert)
-    return ResidencyLog(trace, line, row, site, slot, expert, applied["resident"].to_numpy(),
+    resident, loaded_bytes = applied["resident"].to_numpy(), applied["loaded_bytes"].to_numpy()
+    return ResidencyLog(trace, line, row, site, slot, expert, resident, loaded_bytes,
                         int(applied["prefetched"].sum()), layers, expert_bytes)  # fmt: skip
 
 

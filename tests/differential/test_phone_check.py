@@ -2,6 +2,7 @@
 
 Oracle: the phone's cache in plain Python (`test_phone_trace` has its rule), which says of each altered log at which
 lookup it first contradicts the contract, if at all. ``MUTATED_LOGS=1000`` in the environment alters a thousand.
+Faulty engines: `test_phone_faults`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def beginning(log: ResidencyLog) -> ResidencyLog:
     rows, lookups = log.trace.step <= STEPS, log.step <= STEPS
     columns = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
     trace = replace(log.trace, **{name: getattr(log.trace, name)[rows] for name in columns})
-    columns = ("line", "row", "site", "slot", "expert", "resident")
+    columns = ("line", "row", "site", "slot", "expert", "resident", "loaded_bytes")
     return replace(log, trace=trace, **{name: getattr(log, name)[lookups] for name in columns})
 
 

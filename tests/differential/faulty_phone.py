@@ -1,0 +1,118 @@
+"""The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle of the fault search.
+
+Shares no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the batch's
+absent experts are there, then the least recent that are none of the batch's go while the bytes exceed the budget.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from sim.residency_log import ResidencyLog
+
+Key = tuple[int, int]
+"""(site, expert)."""
+KINDS = ("wrong victim", "not refreshed", "not admitted", "never evicted", "spared once", "flag", "budget")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What goes wrong in a batch: ``key`` goes for ``other``, is not refreshed, or not kept; ``other`` stays."""
+
+    kind: str
+    batch: int = -1
+    key: Key | None = None
+    other: Key | None = None
+    change_bytes: int = 0
+
+
+RIGHT = Wrong("none")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What an engine did: a flag for each lookup; by batch its lookups, what was evicted and what it then held."""
+
+    flags: list[bool]
+    batches: list[list[Key]]
+    found: list[dict[Key, bool]]
+    evicted: list[list[Key]]
+    held: list[list[Key]]
+
+
+def course(log: ResidencyLog, budget: int, wrong: Wrong = RIGHT) -> Course:
+    """Every batch of the log through the phone's cache."""
+    place = log.step * len(log.layers) + log.site
+    cuts = [*np.flatnonzero(np.diff(place, prepend=-1)).tolist(), len(place)]
+    keys: list[Key] = list(zip(log.site.tolist(), log.expert.tolist(), strict=True))
+    cache: OrderedDict[Key, int] = OrderedDict()
+    result = Course([], [], [], [], [])
+    for batch, (start, stop) in enumerate(pairwise(cuts)):
+        mine = keys[start:stop]
+        found = {key: key in cache for key in mine}
+        now = wrong if wrong.batch == batch else RIGHT
+        for key in mine:
+            if key not in cache:
+                cache[key] = log.expert_bytes[key[0]]
+            if not (now.kind == "not refreshed" and key == now.key):
+                cache.move_to_end(key)
+        if now.kind == "not admitted":
+            del cache[now.key]
+        limit = budget + (wrong.change_bytes if wrong.kind == "budget" and batch >= wrong.batch else 0)
+        spared = set(mine)
+        if now.kind in ("wrong victim", "spared once") or (wrong.kind == "never evicted" and batch >= wrong.batch):
+            spared.add(wrong.other)
+        evicted: list[Key] = []
+        while sum(cache.values()) > limit:
+            order = (key for key in cache if key not in spared)
+            if now.kind == "wrong victim" and now.key in cache:
+                order = iter([now.key])
+            evicted.append(next(order))
+            del cache[evicted[-1]]
+        result.flags.extend(found[key] for key in mine)
+        for column, value in ((result.batches, mine), (result.found, found), (result.evicted, evicted),
+                              (result.held, list(cache))):  # fmt: skip
+            column.append(value)
+    return result
+
+
+def draw(kind: str, right: Course, log: ResidencyLog, rng: np.random.Generator) -> Wrong:
+    """A fault of this kind at random: in any batch where it can be."""
+    batches = range(len(right.batches))
+    if kind == "budget":
+        size = int(rng.choice([-1, -1, -1, 1])) * max(log.expert_bytes)
+        return Wrong(kind, int(rng.integers(len(batches))), change_bytes=size)
+    while True:
+        batch = int(rng.choice(batches))
+        found, evicted = right.found[batch], right.evicted[batch]
+        if kind in ("not refreshed", "not admitted"):
+            keys = [key for key, there in found.items() if there is (kind == "not refreshed")]
+            if keys:
+                return Wrong(kind, batch, keys[int(rng.integers(len(keys)))])
+        elif evicted:
+            other = evicted[int(rng.integers(len(evicted)))]
+            if kind != "wrong victim":
+                return Wrong(kind, batch, other=other)
+            held = [key for key in right.held[batch] if key not in found]
+            return Wrong(kind, batch, held[int(rng.integers(len(held)))], other)
+
+
+def log_of(log: ResidencyLog, flags: list[bool]) -> ResidencyLog:
+    """The log as an engine that finds this writes it: what is absent is read, once a batch."""
+    seen: set[tuple[int, int, int]] = set()
+    read = []
+    for step, site, expert, flag in zip(log.step.tolist(), log.site.tolist(), log.expert.tolist(), flags, strict=True):
+        read.append(0 if flag or (step, site, expert) in seen else log.expert_bytes[site])
+        seen.add((step, site, expert))
+    return replace(log, resident=np.array(flags), loaded_bytes=np.array(read))
+
+
+def stay(right: Course, wrong: Wrong) -> tuple[int, int]:
+    """The batches of the last lookup of the fault's expert at or before it, and of the first after it (or -1)."""
+    asked = [batch for batch, found in enumerate(right.found) if wrong.key in found]
+    return (max((at for at in asked if at <= wrong.batch), default=-1),
+            min((at for at in asked if at > wrong.batch), default=-1))  # fmt: skip
