@@ -28,7 +28,7 @@ from torch import nn
 from sim.build import trace_directory
 from sim.fit import FitRequest, request_of
 from sim.fitting.artefact import Artefact, write_artefact
-from sim.fitting.fits import artefact_name, sample_of, shape_of
+from sim.fitting.fits import artefact_name, sample_of, sample_rows, shape_of
 from sim.gate_inputs import hidden_path, read_gate_inputs
 from sim.policies.fitted import Sample
 from sim.policies.learned import LearnedPerSite
@@ -125,7 +125,7 @@ def _inputs(request: FitRequest, predictor: LearnedPerSite) -> tuple[tuple[int, 
                 f"capture with hidden_sequences=all, or choose predictor.inputs=scores or ids"
             )
         kept = read_gate_inputs(trace_directory(request.choice.path), trace, sequences)
-        rows = np.flatnonzero(np.isin(trace.sequence, sequences) & trace.valid)
+        rows = sample_rows(trace, sequences)
         given = np.where((kept.place[rows] >= 0)[:, None, None], kept.values[kept.place[rows]], np.float32(np.nan))
     elif predictor.inputs == "scores":
         have = trace.header.lookahead
@@ -135,7 +135,7 @@ def _inputs(request: FitRequest, predictor: LearnedPerSite) -> tuple[tuple[int, 
                 f"{predictor.lookahead_sites} sites ({NORM}); capture with lookahead={predictor.lookahead_sites}, or "
                 f"choose predictor.inputs=ids or fewer predictor.score_sites"
             )
-        rows = np.flatnonzero(np.isin(trace.sequence, sequences) & trace.valid)
+        rows = sample_rows(trace, sequences)
         scores = trace.lookahead[NORM][rows][:, :, : predictor.lookahead_sites]
         given = scores.reshape(*scores.shape[:2], -1)
     return sequences, given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.choices import need_order
 from sim.fitting.artefact import Artefact
@@ -35,12 +36,15 @@ def fit_sequences(trace: Trace, exclude: Sequence[str] = (), most: int | None = 
     return tuple(sorted(chosen))
 
 
-def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
-    """The valid rows of these sequences, in the trace's order, each row's choices in need order; without those of
-    prompts of which the trace keeps counts only.
-    """
+def sample_rows(trace: Trace, sequences: Sequence[int]) -> NDArray[np.int64]:
+    """The valid rows of these sequences, in the trace's order, without those of prompts that it keeps counts of."""
     kept = trace.valid & ((trace.phase == DECODE) | (trace.header.prefill == "rows"))
-    rows = np.flatnonzero(np.isin(trace.sequence, sequences) & kept)
+    return np.flatnonzero(np.isin(trace.sequence, sequences) & kept)
+
+
+def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
+    """`sample_rows`, each row's choices in need order."""
+    rows = sample_rows(trace, sequences)
     ids = trace.ids[rows]
     order = need_order(ids, np.where(ids < 0, np.float32(0), trace.weights[rows]))
     return Sample(shape_of(trace.header), np.take_along_axis(ids, order, -1), trace.sequence[rows], trace.token[rows])

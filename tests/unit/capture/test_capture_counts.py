@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,9 +13,12 @@ from checkpoints import save_checkpoint, write_prompts
 from tiny_models import build
 
 from capture.__main__ import main
+from capture.fit import _inputs as read_inputs
 from capture.lint import lint
 from capture.settings import SettingError, parse_settings
 from capture.stats_sample import Unavailable, take
+from sim.fitting.fits import sample_of
+from sim.policies.learned import LearnedPerSite
 from sim.trace import DECODE, Trace, read_trace
 
 Pair = tuple[Trace, Trace]
@@ -87,3 +92,16 @@ def test_padding_is_not_counted() -> None:
         parse_settings([*required, "batch=2"])
     with pytest.raises(SettingError, match="must be one of rows, counts"):
         parse_settings([*required[:3], "prefill=none"])
+
+
+def test_networks_learn_from_the_rows_that_their_scores_belong_to(both: Pair, directory: Path) -> None:
+    sizes = []
+    for trace in both:
+        predictor = LearnedPerSite(inputs="scores", score_sites=1)
+        request: Any = SimpleNamespace(trace=trace, sequences=(0, 2), choice=SimpleNamespace(path=str(directory)))
+        sequences, given = read_inputs(request, predictor)
+        assert given is not None
+        assert len(given) == len(sample_of(trace, sequences).ids)
+        sizes.append(len(given))
+    prompts = sum(item.prompt_tokens for item in both[0].header.sequences if item.sequence in (0, 2))
+    assert sizes[0] - sizes[1] == prompts

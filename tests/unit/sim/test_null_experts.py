@@ -36,7 +36,7 @@ def with_null(seed: int = 0) -> Trace:
     return replace(base, header=header, ids=ids, weights=weights, logits=logits)
 
 
-@pytest.mark.parametrize("words", ["", "cache=lru_per_site"])
+@pytest.mark.parametrize("words", ["", "system=hobbit precision=hobbit", "cache=lru_per_site"])
 def test_a_share_is_of_the_bytes_of_experts_that_have_weights(words: str, configure: Configure) -> None:
     trace = with_null()
     assert trace.header.null_experts == NULL
