@@ -1,4 +1,4 @@
-"""The devices by name, each imported only where it is asked for.
+"""The devices by name, each imported only where it is asked for. ``host`` is ``cuda``'s code without its calls.
 
 A maker is ``make(run, weights, engine) -> Device``. ``weights`` is None for a device that computes nothing. A device
 that can run *live* has two methods more than `Device`, called by the main thread around a gate's needs:
@@ -22,7 +22,10 @@ from real.settings import Engine
 from sim.run import Run
 
 Maker = Callable[[Run, Weights | None, Engine], Device]
-MAKERS = {"null": "real.devices:make_null", "cpu": "real.cpu:make", "cuda": "real.cuda.device:make"}
+MAKERS = {
+    "null": "real.devices:make_null", "cpu": "real.cpu:make", "cuda": "real.cuda.device:make",
+    "host": "real.cuda.device:make_on_host",
+}  # fmt: skip
 
 
 class LiveDevice(Device, Protocol):

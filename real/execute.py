@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from real.cpu import CpuDevice
 from real.device import Device, NullDevice
 from real.driver import Driver
+from real.machine import processor
 from real.prepare import Prepared
 from real.recording import WatchedDevice
 from real.settings import Engine
@@ -114,16 +114,22 @@ def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
             },
         }  # fmt: skip
         facts["compute_dtype"] = request.engine.dtype
-    if isinstance(prepared.device, CpuDevice):
-        device, engine = prepared.device, request.engine
+    if not isinstance(prepared.device, NullDevice):
+        engine = request.engine
         facts |= {
             "links": engine.links, "compute": engine.compute, "source": engine.source,
             "stands_for": run.hardware.name if (engine.links, engine.compute) != ("free", "free") else None,
-            "slot_bytes": device.slots.num_bytes, "scattered_slots": device.slots.num_scattered,
-            "initial_load_s": round(device.load_s, 6), "late_services": _late(run, record, engine.links),
-            "machine": _machine(),
+            **_slots_of(prepared.device), "late_services": _late(run, record, engine.links), "machine": _machine(),
         }  # fmt: skip
     return facts
+
+
+def _slots_of(device: Any) -> dict[str, Any]:
+    """What is told of the memory of a device with slots."""
+    found = {"slot_bytes": device.slots.num_bytes, "initial_load_s": round(device.load_s, 6)}
+    if isinstance(device, CpuDevice):
+        return {**found, "scattered_slots": device.slots.num_scattered}
+    return {**found, "gpu": device.runtime_name}
 
 
 def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
@@ -160,12 +166,3 @@ def _machine() -> dict[str, Any]:
         "system": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
         "torch": torch.__version__, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0],
     }  # fmt: skip
-
-
-def processor() -> str:
-    """The processor's name, where the kernel tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,14 +1,16 @@
 """``python -m real.probe [--output FILE]``: what this machine's link to its GPU, host calls and kernels take.
 
-Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory, alone and two behind
-each other; what the host pays for a launch, an event, a wait and the read-out of a routing; the cost of pinning; FloE's
-gather by columns; the kernels beside a measured copy. Nothing is fitted here.
+Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory, to the device and
+back, alone and behind each other; what the host pays for a launch, an event, a wait and the read-out of a routing; the
+cost of pinning; how far the device's clock strays from the host's; FloE's gather by columns; the kernels beside a
+measured copy. Nothing is fitted here.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -22,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from real.cuda.arena import PinnedArena
+from real.cuda.arena import ALIGNMENT, PinnedArena
 from real.cuda.gather import Gatherer, arena_bytes
 from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
+from real.machine import processor
 from real.timers import sharpen_timers
 
 SIZES = tuple(1 << bits for bits in range(12, 29, 2))
@@ -43,14 +46,18 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def copies(runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """A row for each size and kind of memory: ns of one copy, and of each of 8 behind each other."""
+    """A row for each size and kind of memory: ns of one copy, and of each of 8 behind each other.
+
+    Pageable memory is copied by the runtime as it can; ``back`` is from the device to pinned memory.
+    """
     stream, rows = runtime.stream("probe"), []
     device, pinned = runtime.allocate(max(sizes)), arena.take(max(sizes))
     pageable = torch.ones(max(sizes), dtype=torch.uint8)
-    for memory, source in (("pinned", pinned), ("pageable", pageable)):
+    for memory, target, source in (("pinned", device, pinned), ("pageable", device, pageable),
+                                   ("back", pinned, device)):  # fmt: skip
         for size in sizes:
             for count in (1, 8):
-                taken = [timed_copies(runtime, stream, device[:size], source[:size], count) for _ in range(REPEATS)]
+                taken = [timed_copies(runtime, stream, target[:size], source[:size], count) for _ in range(REPEATS)]
                 told = quantiles([ns / count for ns in taken[2:]])
                 rows.append({"memory": memory, "bytes": size, "in_a_row": count, "copy_ns": told,
                              "bytes_per_s": size / told["median"] * 1e9})  # fmt: skip
@@ -100,30 +107,38 @@ def gathers_bytes(row_bytes: int, columns: Sequence[int] = COLUMNS, threads: Seq
     return sum(arena_bytes(number, group, row_bytes) for number in threads for group in columns)
 
 
-def host_costs(device: torch.device) -> dict[str, dict[str, float]]:
-    """ns that the host is busy with one call of each kind, on a stream of its own."""
-    x = torch.randn(4096, device=device, dtype=torch.bfloat16)
-    gate = torch.randn(8, 4096, device=device, dtype=torch.bfloat16)
-    stream, event = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ids = torch.empty(2, dtype=torch.int64, pin_memory=True)
+def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, float]]:
+    """ns that the host is busy with one call of each kind, on a stream of its own; of the read-out and the round trip,
+    until it goes on.
+    """
+    device, stream, event = runtime.device, runtime.stream("host costs"), runtime.event()
+    x, gate = (torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in ((4096,), (8, 4096)))
+    ids = arena.take(16).view(torch.int64)
+    target, pinned = runtime.allocate(4096), arena.take(4096)
+
+    def wait_for_all() -> None:
+        runtime.record(event, stream)
+        runtime.synchronize(event)
 
     def read_out() -> None:
-        ids.copy_(torch.topk(gate @ x, 2).indices, non_blocking=True)
-        event.record(stream)
-        event.synchronize()
+        top = runtime.run(stream, lambda: torch.topk((gate @ x).float(), 2).indices)
+        runtime.copy(ids, top, stream)
+        wait_for_all()
 
+    wait_for_all()
     calls: dict[str, Callable[[], object]] = {
-        "launch": lambda: x.add_(0), "matmul": lambda: gate @ x, "event_record": lambda: event.record(stream),
-        "stream_wait": lambda: stream.wait_event(event), "routing_read_out": read_out,
+        "launch": lambda: runtime.run(stream, lambda: x.add_(0)),
+        "matmul": lambda: runtime.run(stream, lambda: gate @ x),
+        "copy": lambda: runtime.copy(target, pinned, stream), "event_record": lambda: runtime.record(event, stream),
+        "stream_wait": lambda: runtime.wait(stream, event), "round_trip": wait_for_all, "routing_read_out": read_out,
     }  # fmt: skip
-    with torch.cuda.stream(stream):
-        return {name: quantiles(_host_ns(stream, call)) for name, call in calls.items()}
+    return {name: quantiles(_host_ns(call, wait_for_all)) for name, call in calls.items()}
 
 
-def _host_ns(stream: Any, call: Callable[[], object], count: int = 300) -> list[float]:
+def _host_ns(call: Callable[[], object], wait_for_all: Callable[[], object], count: int = 300) -> list[float]:
     for _ in range(20):
         call()
-    stream.synchronize()
+    wait_for_all()
     taken = []
     for number in range(count):
         begin_ns = time.perf_counter_ns()
@@ -131,29 +146,65 @@ def _host_ns(stream: Any, call: Callable[[], object], count: int = 300) -> list[
         taken.append(float(time.perf_counter_ns() - begin_ns))
         # A full queue would make the host wait.
         if number % 50 == 49:
-            stream.synchronize()
+            wait_for_all()
     return taken
 
 
-def probe(runtime: CudaRuntime) -> dict[str, Any]:
-    """All facts. Takes about a minute."""
-    from real.kernels.bench import copy_bytes_per_s, measure
+def clocks(runtime: Runtime, count: int = 20, apart_s: float = 0.02) -> dict[str, float]:
+    """How far the device's clock strays from the host's between two events, ns: what merges two timelines is off so."""
+    stream = runtime.stream("clocks")
+    first = runtime.event(timed=True)
+    runtime.record(first, stream)
+    runtime.synchronize(first)
+    began_ns, strayed = time.perf_counter_ns(), []
+    for _ in range(count):
+        time.sleep(apart_s)
+        event = runtime.event(timed=True)
+        runtime.record(event, stream)
+        runtime.synchronize(event)
+        strayed.append(float(runtime.elapsed_ns(first, event) - (time.perf_counter_ns() - began_ns)))
+    return {**quantiles(strayed), "over_s": count * apart_s}
 
+
+def machine_facts(runtime: Runtime) -> dict[str, Any]:
+    """What it is that was measured."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "gpu": runtime.name, "processor": processor(),
+        "cores": os.cpu_count(), "versions": {
+            "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+    }  # fmt: skip
+
+
+def links_and_host(
+    runtime: Runtime, sizes: Sequence[int] = SIZES, pairs: int = PAIRS, row_bytes: int = ROW_BYTES,
+    columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything but the kernels. Takes half a minute on a GPU."""
     sharpen_timers()
     began_ns = time.perf_counter_ns()
-    arena = PinnedArena(runtime, max(SIZES) + gathers_bytes(ROW_BYTES))
+    arena = PinnedArena(runtime, max(sizes) + gathers_bytes(row_bytes, columns, threads) + 4 * ALIGNMENT)
     pin_ns = time.perf_counter_ns() - began_ns
     try:
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "gpu": torch.cuda.get_device_name(runtime.device),
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "system": platform.platform()},
-            "pinning": {"bytes": arena.num_bytes, "ns": pin_ns},
-            "copies": copies(runtime, arena), "host": host_costs(runtime.device), "gather": gathers(runtime, arena),
-            "device_copy_bytes_per_s": copy_bytes_per_s(),
-            "kernels": [{**asdict(timed), "bytes_per_s": timed.bytes_per_s} for timed in measure()],
+            **machine_facts(runtime), "pinning": {"bytes": arena.num_bytes, "ns": pin_ns},
+            "copies": copies(runtime, arena, sizes), "host": host_costs(runtime, arena), "clocks": clocks(runtime),
+            "gather": gathers(runtime, arena, pairs, row_bytes, columns, threads),
         }  # fmt: skip
     finally:
         arena.close()
+
+
+def probe(runtime: Runtime) -> dict[str, Any]:
+    """All facts. Takes about two minutes."""
+    from real.cuda.bench import Bench, Measuring
+
+    facts, kernels = links_and_host(runtime), Measuring(runtime, Bench())
+    return {
+        **facts, "device_copy_bytes_per_s": kernels.peak,
+        "kernels": [{**asdict(timed), "bytes_per_s": timed.bytes_per_s} for timed in kernels.measure()],
+    }  # fmt: skip
 
 
 def main() -> int:

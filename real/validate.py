@@ -9,7 +9,7 @@ seeded random order, and is simulated. All other words go into the configuration
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import track
 
-from real.execute import processor
+from real.machine import processor
 from real.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
 from real.validation.report import write_report, write_timelines
@@ -69,24 +69,33 @@ def parse(arguments: Sequence[str]) -> Asked:
     )
 
 
-def validate(plan: Plan, output_dir: Path, console: Console) -> str:
-    """Run everything and write the report; its text. Raise ValueError before anything is run for what cannot run."""
+def validate(plan: Plan, output_dir: Path, console: Console, has_time: Callable[[], bool] = lambda: True) -> str:
+    """Run everything and write the report; its text. Raise ValueError before anything is run for what cannot run.
+
+    ``has_time`` is asked before each run but the first; once it says no the rest is left out, and the report says so.
+    """
     requests = {
         (system, share): request_of(plan.words, system, share) for system in plan.systems for share in plan.shares
     }
     for request in requests.values():
         prepare_replay(request)
     runs: list[Measured] = []
-    checks: list[Checked] = []
-    for system, share, repeat in track(order_of(plan), "runs", console=console, transient=True):
+    checks: dict[tuple[str, float], Checked] = {}
+    order = order_of(plan)
+    for system, share, _ in track(order, "runs", console=console, transient=True):
+        if runs and not has_time():
+            break
         request = requests[system, share]
         runs.append(measure_run(request, share, system))
-        if repeat == 0:
-            checks.append(check(request, runs[-1]))
-    checks.sort(key=lambda one: (plan.systems.index(one.system), one.share))
-    cases = predict(plan, runs, lambda system, share: requests[system, share]) if len(plan.systems) > 1 else []
+        if (system, share) not in checks:
+            checks[system, share] = check(request, runs[-1])
+    # In the order that was asked for.
+    found = [checks[one] for one in requests if one in checks]
+    cases = predict(plan, runs, lambda system, share: requests[system, share]) if len(checks) > 1 else []
     facts = _facts(plan, next(iter(requests.values())), runs[0])
-    text = write_report(output_dir, facts, checks, cases)
+    if len(runs) < len(order):
+        facts["left out for time"] = f"{len(order) - len(runs)} of {len(order)} runs"
+    text = write_report(output_dir, facts, found, cases)
     first = runs[0]
     twin = prepare_replay(requests[first.system, first.share])
     write_timelines(output_dir / "timelines.json", first.frames, simulated(twin), twin.run.controller.loader.wait,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ class PinnedArena:
         size = max(ALIGNMENT, _up(num_bytes))
         self._mapping = mmap.mmap(-1, size + PAGE_BYTES)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+            # A kernel without huge pages refuses, and small ones do.
+            with suppress(OSError):
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
         array: Any = np.frombuffer(self._mapping, np.uint8)
         whole = torch.from_numpy(array)
         begin = -whole.data_ptr() % PAGE_BYTES
@@ -53,8 +56,10 @@ class PinnedArena:
         return self._memory[begin : begin + num_bytes]
 
     def close(self) -> None:
-        """Unpin it. Copies from it must be over."""
+        """Unpin it, and give it back with the last piece that is held. Copies from it must be over."""
         self._runtime.unregister(self._memory)
+        self._memory = self._memory[:0]
+        del self._mapping
 
 
 class StagingRing:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Source
+from real.cuda.host import HostRuntime
 from real.cuda.runtime import CudaRuntime, Runtime, Stream
 from real.cuda.segments import Segments, tables_bytes
 from real.cuda.slots import DeviceSlots
@@ -59,9 +60,7 @@ class CudaDevice(ThreadedDevice):
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
         self.slots = DeviceSlots(runtime, controller.slots, spare)
-        self.stream = runtime.stream("compute")
-        self._clock = runtime.allocate(8)
-        self._work_of = DeviceWork(weights, controller.geometry, self._clock)
+        self._weights = weights
         self._uses_graphs = uses_graphs
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
@@ -71,11 +70,22 @@ class CudaDevice(ThreadedDevice):
         self._readers: list[Reader] = []
         self.load_s = 0.0
 
+    @property
+    def runtime_name(self) -> str:
+        return self._runtime.name
+
     # ---- before and after
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         """Pin, load what is resident at the start, capture; then nothing is allocated any more, and the run begins."""
         began = time.perf_counter()
+        self.stream = self._runtime.stream("compute")
+        self._clock = self._runtime.allocate(8)
+        # What it moves to the device goes on the stream that reads it.
+        self._work_of = self._runtime.run(
+            self.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
+        )
+        self.slots.allocate()
         self._take_memory(engines)
         pieces = self._piece_bytes
         self._engines = [CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])]
@@ -87,6 +97,7 @@ class CudaDevice(ThreadedDevice):
         # A capture looks at slots, too.
         self._put_behind(self.stream, self._engines[0].stream)
         self._segments = self._capture() if self._uses_graphs else None
+        self._warm_spins()
         for engine in self._engines:
             self._put_behind(engine.stream, self.stream)
         self.slots.seal()
@@ -94,6 +105,15 @@ class CudaDevice(ThreadedDevice):
         # A live run's model computes in the caller's thread, and must not do so on the legacy stream.
         self._stream_before = self._runtime.make_current(self.stream)
         super().open(listener, engines)
+
+    def _warm_spins(self) -> None:
+        """Kernels are compiled for kinds of numbers: one, multiples of 16, others, and more than 31 bits. Not in a
+        run.
+        """
+        if self._is_paced or self._is_padded:
+            for due_ns in (0, 1, 3):
+                self._runtime.stamp(self._clock, self.stream)
+                self._runtime.spin_until(self._clock, due_ns, self.stream)
 
     def _take_memory(self, engines: tuple[int, ...]) -> None:
         """One arena for all that is pinned."""
@@ -140,6 +160,10 @@ class CudaDevice(ThreadedDevice):
             self._finish(self.stream)
             for engine in self._engines:
                 engine.finish()
+            # The garbage collector would take its time, and a next run needs the room.
+            self._segments, self._content, self._rings, self._free_transit = None, None, [], []
+            self._transit.clear()
+            self.slots.release()
             self.arena.close()
             for reader in self._readers:
                 reader.close()
@@ -358,7 +382,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
             not controller.payload.whole,
         "loader.copies=free (no copy takes no time)": loader.copies == "free",
         "loader.write_back (weights are never copied back)": loader.write_back,
-        f"engine.source={engine.source} (only what rests in pinned memory: ram)": engine.source != "ram",
+
     }  # fmt: skip
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
         raise ValueError(f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system")
@@ -367,6 +391,15 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
     """The device for a run (`real.devices`). Raise ValueError where there is no GPU."""
+    return _make("cuda", CudaRuntime, run, weights, engine)
+
+
+def make_on_host(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
+    """The same code with the host as its device: a rehearsal."""
+    return _make("host", HostRuntime, run, weights, engine)
+
+
+def _make(name: str, runtime: Callable[[], Runtime], run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
     if weights is None:
-        raise ValueError("device=cuda computes experts: it needs a store")
-    return CudaDevice(run.controller, weights, engine, CudaRuntime(), overflow_bytes=run.ledger.overflow_bytes)
+        raise ValueError(f"device={name} computes experts: it needs a store")
+    return CudaDevice(run.controller, weights, engine, runtime(), overflow_bytes=run.ledger.overflow_bytes)

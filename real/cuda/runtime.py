@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from real.cuda.host import HostRuntime
+
 Stream = Any
 Event = Any
 Graph = Any
@@ -26,6 +28,14 @@ class DeviceError(ValueError):
 
 
 class Runtime(Protocol):
+    @property
+    def name(self) -> str:
+        """Of the device that it runs on."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie that it computes with."""
+
     def stream(self, name: str) -> Stream:
         """A stream of its own."""
 
@@ -58,7 +68,9 @@ class Runtime(Protocol):
     def unregister(self, memory: Tensor) -> None: ...
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the device."""
+        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the device. From other
+        host memory it is copied, too, but not beside other work.
+        """
 
     def run(self, stream: Stream, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
             writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
@@ -90,6 +102,7 @@ class CudaRuntime:
             raise DeviceError("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", torch.cuda.current_device())
+        self.name = torch.cuda.get_device_name(self.device)
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def stream(self, name: str) -> Stream:
@@ -177,3 +190,12 @@ class CudaRuntime:
             graph.replay()
 
     def host_writes(self, memory: Tensor) -> None: ...
+
+
+def runtime_of(device: str) -> Runtime:
+    """Of ``device=cuda``, or of ``device=host``, which rehearses it. Raise ValueError for another one."""
+    if device == "cuda":
+        return CudaRuntime()
+    if device == "host":
+        return HostRuntime()
+    raise ValueError(f"device={device} has no runtime; choose cuda, or host to rehearse it without a GPU")

@@ -41,29 +41,42 @@ class DeviceSlots:
 
     def __init__(self, runtime: Runtime, slots: Slots, spare: int = 0) -> None:
         self._runtime, self._slots = runtime, slots
+        self._shapes = [self._shape_of(pool, capacity, spare) for pool, capacity in enumerate(slots.capacity_bytes)]
         self.tensors: list[Tensor] = []
         self._free: list[list[Slot]] = []
         self._of: dict[int, Slot] = {}
-        for pool, capacity in enumerate(slots.capacity_bytes):
-            g = slots.geometry
-            experts = (key for key in range(g.num_keys) if g.expert_of(key) < g.experts and slots.pool_of[key] == pool)
-            sizes = {slots.key_bytes[key] for key in experts}
-            size = _up(max(sizes, default=1))
-            count = capacity // max(sizes, default=1) + (spare if capacity else 0)
-            if len(sizes) > 1 and capacity // min(sizes) > capacity // max(sizes):
-                raise ValueError(
-                    f"pool {pool} mixes variants of {min(sizes)} to {max(sizes)} B: its slots hold the largest, and "
-                    f"{capacity // min(sizes)} of the smallest would not find one; choose a system with a pool for "
-                    f"each precision, or device=cpu"
-                )
-            memory = runtime.allocate(count * size).view(count, size)
+        self._sealed_bytes: int | None = None
+
+    def _shape_of(self, pool: int, capacity: int, spare: int) -> tuple[int, int]:
+        """How many slots of how many bytes a pool has."""
+        g = self._slots.geometry
+        experts = (
+            key for key in range(g.num_keys) if g.expert_of(key) < g.experts and self._slots.pool_of[key] == pool
+        )
+        sizes = {self._slots.key_bytes[key] for key in experts}
+        if len(sizes) > 1 and capacity // min(sizes) > capacity // max(sizes):
+            raise ValueError(
+                f"pool {pool} mixes variants of {min(sizes)} to {max(sizes)} B: its slots hold the largest, and "
+                f"{capacity // min(sizes)} of the smallest would not find one; choose a system with a pool for "
+                f"each precision, or device=cpu"
+            )
+        return capacity // max(sizes, default=1) + (spare if capacity else 0), _up(max(sizes, default=1))
+
+    def allocate(self) -> None:
+        """Take the pools' memory: when a run begins, for devices are made that never run. Raise DeviceError."""
+        for pool, (count, size) in enumerate(self._shapes):
+            memory = self._runtime.allocate(count * size).view(count, size)
             self.tensors.append(memory)
             self._free.append([Slot(memory[index], pool, index) for index in reversed(range(count))])
-        self._sealed_bytes: int | None = None
+
+    def release(self) -> None:
+        """Give the memory back: the garbage collector would take its time."""
+        self.tensors, self._free, self._of = [], [], {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(memory.numel() for memory in self.tensors)
+        """Of all pools, whether or not they have been allocated."""
+        return sum(count * size for count, size in self._shapes)
 
     # ---- which slot
 

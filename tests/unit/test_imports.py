@@ -30,7 +30,7 @@ LAYERS = (
      "paired", "bound_problem", "relaxation", "breakeven"},
     {"alarms", "contest", "contended", "links", "engine",
      "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.threads", "real.timers", "real.kernels"},
+     "real.threads", "real.timers", "real.kernels", "real.machine"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
      "real.checkpoint", "real.weightless", "real.expert_work", "real.cpu", "real.computing_null", "real.live",
      "real.live_workload", "real.cuda"},
@@ -48,7 +48,7 @@ TOP = {
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
     "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
-    "real.validate", "real.validation",
+    "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from real.cuda.arena import PinnedArena
-from real.kernels.bench import summarise
+from real.cuda.bench import summarise
 from real.probe import REPEATS, copies, gathers, gathers_bytes, main, quantiles
 from unit.real.cuda.fake_runtime import FakeRuntime
 
@@ -26,7 +26,7 @@ def test_copies_are_told_by_size_and_kind_of_memory() -> None:
     runtime = Clocked()
     rows = copies(runtime, PinnedArena(runtime, 4096), (1024, 4096))
     assert [(row["memory"], row["bytes"], row["in_a_row"]) for row in rows] == [
-        (memory, size, count) for memory in ("pinned", "pageable") for size in (1024, 4096) for count in (1, 8)
+        (memory, size, count) for memory in ("pinned", "pageable", "back") for size in (1024, 4096) for count in (1, 8)
     ]
     for row in rows:
         assert row["copy_ns"] == {"median": 100 + 2 * row["bytes"], "p95": 100 + 2 * row["bytes"], "n": REPEATS - 2}

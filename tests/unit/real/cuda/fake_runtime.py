@@ -52,6 +52,9 @@ class Access:
 
 
 class FakeRuntime:
+    name = "a runtime without a GPU"
+    device = torch.device("cpu")
+
     def __init__(self, capacity_bytes: int = 1 << 30, *, strict: bool = False) -> None:
         self._strict, self._capacity_bytes = strict, capacity_bytes
         self._streams: list[FakeStream] = []
@@ -169,7 +172,9 @@ class FakeRuntime:
                     f"{'writing' if access.is_write else 'reading'}"
                 )
             # What is ordered before this write, and wholly under it, is ordered before all that is ordered behind it.
-            if not (is_write and begin <= access.begin and access.end <= end):
+            # And what comes behind a stream's later read comes behind its earlier one.
+            is_again = not is_write and not access.is_write and access.stream == stream
+            if not ((is_write or is_again) and begin <= access.begin and access.end <= end):
                 kept.append(access)
         self._accesses = [*kept, Access(begin, end, stream, nth, is_write)]
 

@@ -51,6 +51,7 @@ def bench(*, strict: bool = True, piece_bytes: int = 300) -> Bench:
     runtime = FakeRuntime(strict=strict)
     state = held()
     slots = DeviceSlots(runtime, cast(Slots, state))
+    slots.allocate()
     return Bench(
         runtime, state, slots, CopyEngine(runtime, slots, "copies", piece_bytes), PinnedArena(runtime, 1 << 16)
     )
@@ -214,7 +215,7 @@ def test_what_is_allocated_after_the_slots_breaks_the_budget() -> None:
 
 def test_a_device_that_is_too_small_says_so() -> None:
     with pytest.raises(DeviceError, match="the device has 1000 B free, but 2048 B are needed"):
-        DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held()))
+        DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held())).allocate()
 
 
 def test_a_pool_that_could_hold_more_variants_than_slots_is_refused() -> None:

@@ -118,7 +118,8 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     device = cast(CudaDevice, run.device)
     assert sum(engine.num_copies for engine in device._engines) >= loads
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
-    assert runtimes[-1].is_pinned(device.arena.take(0)) is False, "the arena is unpinned when the run has ended"
+    assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
+    assert not device.slots.tensors, "the slots are given back when the run has ended"
 
 
 def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:

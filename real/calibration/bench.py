@@ -1,0 +1,107 @@
+"""A device of a run, opened without a driver: single services and computations, as its own threads do them.
+
+What is timed is what a run would wait for: from the hand-over of a service to its end, told under the lock, hand-overs
+between threads included; tight loops over a copy or a product leave all that out, and find everything cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+from real.device import Service
+from real.prepare import Prepared
+
+Points = list[tuple[int, float]]
+"""An argument, and the median of what it took, in ns."""
+
+
+class DeviceBench:
+    """The device of ``prepared``, open. Implements ``real.device.Listener``."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.device: Any = prepared.device
+        controller = prepared.run.controller
+        self.geometry = controller.geometry
+        self.key, self.other = controller.slots.initial[:2]
+        """Of variants that are resident: the first one's slot is written, the other's is computed from meanwhile."""
+        self._engines = controller.route.engines
+        self._ended_ns: dict[int, int] = {}
+        self._cpu_ns: list[int] = []
+        self._rows = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[DeviceBench]:
+        self.device.open(self, self._engines)
+        try:
+            yield self
+        finally:
+            self.device.cut_off()
+            self.device.close()
+
+    # ---- what the device hands over
+
+    def on_service_end(self, service: Service) -> None:
+        self._ended_ns[service.row] = self.device.now_ns()
+
+    def on_head(self, service: Service) -> None: ...
+
+    def on_chunk(self, service: Service, moved_bytes: int) -> None: ...
+
+    def on_cpu_result(self, key: int) -> None:
+        self._cpu_ns.append(self.device.now_ns())
+
+    def on_prediction(self, tick: int) -> None: ...
+
+    # ---- what is timed
+
+    def begin(self, moved_bytes: int) -> Service:
+        """A service on link 0."""
+        with self.device.lock:
+            # A number of its own: the device counts what it has moved of each transfer.
+            service = Service(self._rows, 0, 0, self._rows, self.key, moved_bytes, self.device.now_ns(), lambda b: 0)
+            self._rows += 1
+            self.device.serve(service)
+        return service
+
+    def has_ended(self, service: Service) -> bool:
+        with self.device.lock:
+            return service.row in self._ended_ns
+
+    def await_end_ns(self, service: Service) -> int:
+        """How long it took."""
+        self.device.wait(lambda: service.row in self._ended_ns, lambda: f"service {service.row} has not ended")
+        return self._ended_ns[service.row] - service.start_ns
+
+    def service_ns(self, moved_bytes: int) -> int:
+        return self.await_end_ns(self.begin(moved_bytes))
+
+    def compute_ns(self, key: int, rows: int) -> int:
+        began_ns = self.device.now_ns()
+        self.device.compute(key, rows, 0)
+        return int(self.device.now_ns() - began_ns)
+
+    def on_cpu_ns(self, key: int, rows: int) -> int:
+        """An expert on the CPU, from the hand-over to the result's."""
+        count = len(self._cpu_ns)
+        with self.device.lock:
+            began_ns = self.device.now_ns()
+            self.device.compute_on_cpu(key, rows, 0)
+        self.device.wait(lambda: len(self._cpu_ns) > count, lambda: "the CPU has not answered")
+        return self._cpu_ns[-1] - began_ns
+
+    def overlapped_ns(self, moved_bytes: int, key: int) -> tuple[int, list[int]]:
+        """A service while experts are computed one after another; what each of those took that it covered whole."""
+        service, took = self.begin(moved_bytes), []
+        while True:
+            one = self.compute_ns(key, 1)
+            if self.has_ended(service):
+                return self.await_end_ns(service), took
+            took.append(one)
+
+
+def medians(arguments: Sequence[int], measure: Callable[[int], int], repeats: int) -> Points:
+    """Of ``repeats`` after one that is not counted."""
+    return [(a, median([measure(a) for _ in range(repeats + 1)][1:])) for a in arguments]

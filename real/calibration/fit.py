@@ -1,0 +1,108 @@
+"""From what was measured to the figures of a machine: a straight line for the link, a roofline for experts.
+
+The figures serve every model; how far they are off where they were fitted is said beside them. Tables keep what was
+measured as it is, the link's for every model, those of experts and layers for the model that they were measured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from real.calibration.bench import Points
+from real.calibration.measure import Facts
+
+LEAST_NS = 1.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """``overhead_ns + argument / per_s``; ``residual``: the median relative error over the points, ``worst`` its
+    greatest.
+    """
+
+    overhead_ns: float
+    per_s: float
+    residual: float
+    worst: float
+
+    def ns(self, argument: float) -> float:
+        return self.overhead_ns + argument / self.per_s * 1e9
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a hardware file needs. ``expert_residual``: of the roofline at every precision and number of rows."""
+
+    link: Line
+    memory_bytes_per_s: float
+    flops_per_s: float
+    launch_ns: float
+    expert_launches: int
+    dequantises: bool
+    expert_residual: float
+    expert_worst: float
+    cpu_bytes_per_s: float | None
+    cpu_round_trip_ns: float
+
+
+def fit_line(points: Points) -> Line:
+    """Least squares of relative errors; an overhead below 0 is 0. Raise ValueError where more does not take longer."""
+    x, y = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    ones = np.ones(len(y))
+    overhead, slope = np.linalg.lstsq(np.stack([ones, x], axis=1) / y[:, None], ones, rcond=None)[0]
+    if len(points) == 1 or overhead < 0:
+        overhead, slope = 0.0, float(ones @ (x / y) / ((x / y) @ (x / y)))
+    if not slope > 0:
+        raise ValueError(f"more bytes do not take longer: {points}; the machine was too busy, measure again")
+    line = Line(float(overhead), float(1e9 / slope), 0.0, 0.0)
+    off = [abs(line.ns(a) / b - 1) for a, b in points]
+    return Line(line.overhead_ns, line.per_s, float(np.median(off)), max(off))
+
+
+def figures(facts: Facts, params: float, precisions: Sequence[str], kernel_launches: int) -> Figures:
+    """``params``: of one expert; ``kernel_launches``: operations that one takes, from plain weights."""
+    plain = precisions[0]
+    times = dict(facts.experts[plain])
+    launches_ns = min(kernel_launches * facts.operation, 0.9 * times[1])
+    memory = facts.expert_bytes[plain] / (times[1] - launches_ns) * 1e9
+    most = max(times)
+    flops = 2 * most * params / max(LEAST_NS, times[most] - launches_ns) * 1e9
+    # Reading few bits may cost more than reading many: then weights are written out before each use.
+    others = [facts.experts[name] for name in precisions[1:] if name in facts.experts]
+    dequantises = any(dict(points)[1] > times[1] for points in others)
+    base = Figures(
+        fit_line(facts.copy), memory, max(flops, 1e6), facts.operation, kernel_launches, dequantises, 0.0, 0.0,
+        _cpu_rate(facts, plain), _round_trip_ns(facts),
+    )  # fmt: skip
+    size = facts.expert_bytes[plain]
+    off = [abs(roofline_ns(base, size, params, rows) / ns - 1) for rows, ns in facts.experts[plain]]
+    return Figures(**{**vars(base), "expert_residual": float(np.median(off)), "expert_worst": max(off)})
+
+
+def roofline_ns(found: Figures, num_bytes: int, params: float, rows: int) -> float:
+    """What the figures say of an expert of plain weights."""
+    work = max(2 * rows * params / found.flops_per_s, num_bytes / found.memory_bytes_per_s) * 1e9
+    return work + found.expert_launches * found.launch_ns
+
+
+def _cpu_rate(facts: Facts, plain: str) -> float | None:
+    """Of an expert of one row on the host's CPU; the hand-over is the round trip."""
+    if not facts.on_cpu:
+        return None
+    (_, took), *_ = facts.on_cpu
+    return facts.expert_bytes[plain] / max(LEAST_NS, took - _round_trip_ns(facts)) * 1e9
+
+
+def _round_trip_ns(facts: Facts) -> float:
+    """Two hand-overs between threads, as a least service shows one."""
+    if not facts.on_cpu or not facts.copy:
+        return 0.0
+    return min(2 * facts.copy[0][1], 0.5 * facts.on_cpu[0][1])
+
+
+def tables_us(points: Mapping[str, Points]) -> dict[str, list[list[float]]]:
+    """As a hardware file has them: arguments and microseconds."""
+    return {name: [[a, round(ns / 1e3, 3)] for a, ns in of] for name, of in points.items()}

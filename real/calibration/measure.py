@@ -1,0 +1,244 @@
+"""Everything that a calibration measures, as facts: nothing is fitted here."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from real.calibration.bench import DeviceBench, Points, medians
+from real.kernels.stacked_gates import stacked_gates
+from real.prepare import Prepared, prepare_replay
+from real.reading import DirectReader
+from real.store import StoreError
+from real.validation.cases import measure_run, request_of
+from real.validation.constants import Constants
+
+SYSTEM, SHARE = "lru", 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them for links and runs;
+    ``rows`` of an expert's computations; ``repeats`` of everything; ``has_time(s)`` is asked before each part that can
+    be done without, and what it refuses is left out.
+    """
+
+    words: tuple[str, ...]
+    precisions: tuple[str, ...] = ("fp16", "int8", "int4", "int2")
+    rows: tuple[int, ...] = (1, 2, 4, 16, 64)
+    least_bytes: int = 4096
+    repeats: int = 7
+    blocks: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+    depths: tuple[int, ...] = (1, 2, 4)
+    has_time: Callable[[float], bool] = lambda seconds: True
+
+
+@dataclass
+class Facts:
+    """Times in ns. ``copy`` and ``overlapped`` by bytes, ``experts`` by precision and rows, with the bytes of one in
+    ``expert_bytes``; ``beside_copy``: an expert of one row while a copy runs; ``on_cpu``: an expert on the host's CPU;
+    ``dense`` and ``tail``: a layer's and the head's stand-in; ``host``: sync, issue, wake, post; ``gates``: of p layers
+    at once; ``reads``: bytes per second of the drive by block and depth.
+    """
+
+    copy: Points = field(default_factory=list)
+    overlapped: Points = field(default_factory=list)
+    experts: dict[str, Points] = field(default_factory=dict)
+    expert_bytes: dict[str, int] = field(default_factory=dict)
+    beside_copy: float | None = None
+    on_cpu: Points = field(default_factory=list)
+    dequantise: dict[str, float] = field(default_factory=dict)
+    dense: float = 0.0
+    tail: float = 0.0
+    operation: float = 0.0
+    host: dict[str, int] = field(default_factory=dict)
+    gates: Points = field(default_factory=list)
+    reads: list[tuple[int, int, float]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
+    """All facts, and one of the runs that they come from, closed."""
+    facts = Facts()
+    say("copies and computation inside the engine")
+    prepared = prepared_with(plan, plan.precisions[0])
+    with DeviceBench(prepared).opened() as bench:
+        _one_precision(bench, prepared, plan, facts, plan.precisions[0])
+        _links(bench, plan, facts)
+        _dense(bench, prepared, plan, facts)
+        facts.on_cpu = medians(plan.rows[:1], lambda rows: bench.on_cpu_ns(bench.key, rows), plan.repeats)
+        facts.operation = _operation_ns(bench, plan)
+        facts.gates = _gates(bench, prepared, plan)
+    _if_time(plan, facts, "host's gaps", 10, lambda: _host(plan, facts))
+    _if_time(plan, facts, "reads of the drive", 8, lambda: _reads(prepared, plan, facts))
+    for precision in plan.precisions[1:]:
+        say(f"experts in {precision}")
+        _if_time(plan, facts, f"experts in {precision}", 10, lambda: _other(plan, facts, precision))  # noqa: B023
+    return facts, prepared
+
+
+def _if_time(plan: Plan, facts: Facts, what: str, seconds: float, work: Callable[[], None]) -> None:
+    if plan.has_time(seconds):
+        work()
+        gc.collect()
+    else:
+        facts.left_out.append(what)
+
+
+def prepared_with(plan: Plan, precision: str) -> Prepared:
+    return prepare_replay(request_of((*plan.words, f"precision={precision}"), SYSTEM, SHARE))
+
+
+def _one_precision(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts, precision: str) -> None:
+    """Experts by rows, and what reading the weights alone takes."""
+    facts.experts[precision] = medians(plan.rows, lambda rows: bench.compute_ns(bench.key, rows), plan.repeats)
+    facts.expert_bytes[precision] = bench.geometry.bytes_of(bench.key)
+    assert prepared.weights is not None
+    store, dtype = prepared.weights.store, prepared.weights.dtype
+    slots, size = bench.device.slots, facts.expert_bytes[precision]
+    blob = slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
+    settle = torch.cuda.synchronize if blob.is_cuda else lambda: None
+
+    def decode(_: int) -> int:
+        began_ns = time.perf_counter_ns()
+        store.decode(0, blob, dtype)
+        settle()
+        return time.perf_counter_ns() - began_ns
+
+    ((_, facts.dequantise[precision]),) = medians([0], decode, plan.repeats)
+
+
+def _other(plan: Plan, facts: Facts, precision: str) -> None:
+    try:
+        prepared = prepared_with(plan, precision)
+    except StoreError as error:
+        facts.left_out.append(f"experts in {precision}: {error}")
+        return
+    with DeviceBench(prepared).opened() as bench:
+        _one_precision(bench, prepared, plan, facts, precision)
+
+
+def _links(bench: DeviceBench, plan: Plan, facts: Facts) -> None:
+    """Copies by size, alone and beside computation."""
+    whole, sizes = bench.geometry.bytes_of(bench.key), []
+    size = plan.least_bytes
+    while size < whole:
+        sizes.append(size)
+        size *= 4
+    sizes.append(whole)
+    facts.copy = medians(sizes, bench.service_ns, plan.repeats)
+    both = [bench.overlapped_ns(whole, bench.other) for _ in range(plan.repeats)]
+    facts.overlapped = [(whole, median(copy_ns for copy_ns, _ in both))]
+    covered = [ns for _, took in both for ns in took]
+    facts.beside_copy = median(covered) if covered else None
+
+
+def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> None:
+    from real.device import TAIL
+
+    g = bench.geometry
+    ((_, facts.dense),) = medians([1], lambda rows: bench.compute_ns(g.key(0, 0, g.experts), rows), plan.repeats)
+    ((_, facts.tail),) = medians([1], lambda rows: bench.compute_ns(TAIL, rows), plan.repeats)
+
+
+def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
+    """The least operation, issued and waited for, on the stream that experts are computed on."""
+    x = torch.zeros(8, device=_like(bench).device)
+    settle = torch.cuda.synchronize if x.is_cuda else lambda: None
+
+    def one(count: int) -> int:
+        began_ns = time.perf_counter_ns()
+        for _ in range(count):
+            x.add_(1)
+        settle()
+        return time.perf_counter_ns() - began_ns
+
+    count = 200
+    ((_, took),) = medians([count], one, plan.repeats)
+    return took / count
+
+
+def _like(bench: DeviceBench) -> torch.Tensor:
+    slots = bench.device.slots
+    return slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory
+
+
+def _gates(bench: DeviceBench, prepared: Prepared, plan: Plan) -> Points:
+    """The gates of 1 to 4 layers for one token, stacked."""
+    model, like = prepared.run.model, _like(bench)
+    settle = torch.cuda.synchronize if like.is_cuda else lambda: None
+    x_1H = torch.randn(1, model.hidden).to(like.device, torch.bfloat16)
+
+    def gates(layers: int) -> int:
+        weight = torch.randn(layers, model.experts, model.hidden).to(like.device, torch.bfloat16)
+        settle()
+        began_ns = time.perf_counter_ns()
+        stacked_gates(x_1H, weight, model.top_k)
+        settle()
+        return time.perf_counter_ns() - began_ns
+
+    return medians([1, 2, 3, 4], gates, plan.repeats)
+
+
+def _host(plan: Plan, facts: Facts) -> None:
+    """The driver's gaps, from a run of the engine."""
+    request = request_of((*plan.words, f"precision={plan.precisions[0]}"), SYSTEM, SHARE)
+    host = Constants.learn(measure_run(request, SHARE, SYSTEM).pairs).host
+    facts.host = {"sync": host.sync_ns, "issue": host.issue_ns, "wake": host.wake_ns, "post": host.post_ns}
+
+
+def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:
+    """Unbuffered reads of the store at random places, by block and by how many threads ask at once."""
+    assert prepared.weights is not None
+    path, size = prepared.weights.store.path, prepared.weights.store.header.num_bytes
+    try:
+        DirectReader(path, 4096).close()
+    except StoreError as error:
+        facts.left_out.append(f"reads of the drive: {error}")
+        return
+    for block in (block for block in plan.blocks if block <= size):
+        for depth in plan.depths:
+            facts.reads.append((block, depth, _read_rate(path, size, block, depth)))
+
+
+def _read_rate(path: Path, size: int, block: int, depth: int) -> float:
+    """Bytes per second of ``depth`` threads that read blocks for a fifth of a second."""
+    counts, until = [0] * depth, time.perf_counter() + 0.2
+
+    def read(number: int) -> None:
+        reader, into = DirectReader(path, block), np.empty(block, np.uint8)
+        places = np.random.default_rng(number).integers(0, max(1, size // block), 4096) * block
+        try:
+            for place in places:
+                if time.perf_counter() >= until:
+                    break
+                reader.read(int(min(place, size - block)), into)
+                counts[number] += 1
+        finally:
+            reader.close()
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(depth)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) * block / (time.perf_counter() - began)
+
+
+def rates(points: Points) -> Sequence[float]:
+    """Bytes per second at each size."""
+    return [size / ns * 1e9 for size, ns in points]
+
+
+def as_json(facts: Facts) -> dict[str, Any]:
+    return dict(vars(facts))

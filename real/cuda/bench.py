@@ -1,0 +1,239 @@
+"""How fast the kernels are, beside a measured copy of the device's memory.
+
+Every operator is timed on matrices that lie far enough apart in memory that no cache holds the next one, inside a
+captured graph, so that launches cost nothing (``gates`` and ``prefill``: as the host launches them). ``share`` is the
+bytes it must read over the time it takes, over the bytes per second of a device-to-device copy (its reads and writes
+counted) on the same day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from real.cuda.runtime import Runtime
+from real.cuda.segments import fused_expert
+from real.kernels.dequant_gemv import dequant_gemv
+from real.kernels.grouped_gemm import grouped_gemm
+from real.kernels.quantise import Layout
+from real.kernels.slot_matrices import PlainLayout, SlotMatrices
+from real.kernels.sparse_expert import sparse_expert
+from real.kernels.stacked_gates import sequential_gates, stacked_gates
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured. ``shapes``: neurons and hidden size by name; the matrices of one measurement take at least
+    ``far_bytes`` together, several times any cache; ``curve_bytes``: sizes of one int4 matrix; ``gates``: experts,
+    top-k and hidden size; ``prefill_rows``: rows of each of 8 experts.
+    """
+
+    shapes: dict[str, tuple[int, int]] = field(default_factory=lambda: {
+        "mixtral": (14336, 4096), "qwen15": (1408, 2048), "qwen3": (768, 2048)})  # fmt: skip
+    far_bytes: int = 1 << 28
+    kept_shares: tuple[float, ...] = (0.5, 0.2, 0.1)
+    curve_bytes: tuple[int, ...] = tuple(1 << bits for bits in range(21, 28))
+    curve_hidden: int = 4096
+    gates: tuple[tuple[int, int, int], ...] = ((8, 2, 4096), (60, 4, 2048), (128, 8, 2048))
+    prefill_rows: tuple[int, ...] = (16, 64, 256)
+    copy_bytes: int = 1 << 30
+    repeats: int = 20
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One operator at one shape: median and 95th percentile ns a call; the bytes that it has to read."""
+
+    operator: str
+    shape: str
+    median_ns: float
+    p95_ns: float
+    read_bytes: int
+    share: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.read_bytes / self.median_ns * 1e9
+
+
+def summarise(operator: str, shape: str, call_ns: Sequence[float], read_bytes: int, copy_bytes_per_s: float) -> Timed:
+    """Of the durations of single calls."""
+    ranked = sorted(call_ns)
+    middle = median(ranked)
+    p95 = ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))]
+    return Timed(operator, shape, middle, p95, read_bytes, read_bytes / middle * 1e9 / copy_bytes_per_s)
+
+
+def timed_calls(runtime: Runtime, works: Sequence[Work], repeats: int = 20, *, in_graph: bool = True) -> list[float]:
+    """ns of one of ``works``, each of which has its own memory, from rounds of all of them: of a captured graph, or as
+    the host launches them.
+    """
+    stream = runtime.stream("bench")
+
+    def round_of_all() -> None:
+        for work in works:
+            work()
+
+    again: Work
+    if in_graph:
+        graph = runtime.capture(stream, round_of_all)
+        again = partial(runtime.replay, graph, stream)
+    else:
+        again = partial(runtime.run, stream, round_of_all)
+    found = []
+    for _ in range(repeats + 2):
+        begin, end = (runtime.event(timed=True) for _ in range(2))
+        runtime.record(begin, stream)
+        again()
+        runtime.record(end, stream)
+        runtime.synchronize(end)
+        found.append(runtime.elapsed_ns(begin, end) / len(works))
+    return found[2:]
+
+
+class Measuring:
+    """Operators one by one on a runtime; ``peak`` is a copy's bytes per second."""
+
+    def __init__(self, runtime: Runtime, bench: Bench) -> None:
+        self._runtime, self._bench = runtime, bench
+        self.peak = self.copy_bytes_per_s()
+
+    def copy_bytes_per_s(self) -> float:
+        """Of a device-to-device copy, read and written."""
+        size = self._bench.copy_bytes
+        source, target = (torch.empty(size, dtype=torch.uint8, device=self._runtime.device) for _ in range(2))
+        source.random_(0, 255)
+        return 2 * size / median(self._calls([lambda: target.copy_(source)])) * 1e9
+
+    def measure(self) -> Iterator[Timed]:
+        """Every operator at every shape, what matters most first."""
+        for bits in (4, 8, 2, 16):
+            yield from self._experts("mixtral", bits) if "mixtral" in self._bench.shapes else ()
+        for size in self._bench.curve_bytes:
+            yield self._curve(size)
+        for name, (neurons, hidden) in self._bench.shapes.items():
+            if name != "mixtral":
+                for bits in (4, 8, 2, 16):
+                    yield from self._experts(name, bits)
+            yield self._torch(name, neurons, hidden)
+            for kept in self._bench.kept_shares:
+                yield from self._sparse(name, neurons, hidden, kept)
+        for experts, k, hidden in self._bench.gates:
+            yield from self._gates(experts, k, hidden)
+        for rows in self._bench.prefill_rows:
+            yield from self._prefill(*next(iter(self._bench.shapes.items())), rows)
+
+    def _calls(self, works: Sequence[Work], *, in_graph: bool = True) -> list[float]:
+        return timed_calls(self._runtime, works, self._bench.repeats, in_graph=in_graph)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self._runtime.device).to(torch.bfloat16)
+
+    def _pool(self, slot_bytes: int) -> Tensor:
+        """Slots of random bytes: of zeros matrix units and memories may be faster."""
+        count = max(1, -(-self._bench.far_bytes // slot_bytes))
+        pool = torch.empty(count, slot_bytes, dtype=torch.uint8, device=self._runtime.device)
+        return pool.random_(0, 120)
+
+    def _tables(self, count: int) -> list[Tensor]:
+        return [torch.tensor([slot], dtype=torch.int32, device=self._runtime.device) for slot in range(count)]
+
+    def _gemv(self, operator: str, shape: str, layout: Layout | PlainLayout) -> Timed:
+        matrices = SlotMatrices(self._pool(layout.stored_bytes), layout)
+        x_1K = self._random(1, layout.columns)
+        works = [partial(dequant_gemv, x_1K, matrices, slot_J) for slot_J in self._tables(len(matrices.pool))]
+        return summarise(operator, shape, self._calls(works), layout.stored_bytes, self.peak)
+
+    def _experts(self, name: str, bits: int) -> Iterator[Timed]:
+        """One of an expert's matrices, and the whole of it: gate and up as one matrix, and down."""
+        neurons, hidden = self._bench.shapes[name]
+        label = f"int{bits}" if bits < 16 else "bf16"
+        first, down = _layout(2 * neurons, hidden, bits), _layout(hidden, neurons, bits)
+        yield self._gemv(f"gemv {label}", name, _layout(neurons, hidden, bits))
+        pool = self._pool(first.stored_bytes + down.stored_bytes)
+        compute = fused_expert(
+            SlotMatrices(pool, first), SlotMatrices(pool, down, first.stored_bytes), is_gated=True
+        )  # fmt: skip
+        x_1H = self._random(1, hidden)
+        works = [partial(compute, x_1H, slot_J) for slot_J in self._tables(len(pool))]
+        yield summarise(f"expert {label}", name, self._calls(works), int(pool.shape[1]), self.peak)
+
+    def _curve(self, size: int) -> Timed:
+        """An int4 matrix of about so many bytes."""
+        hidden = self._bench.curve_hidden
+        rows = max(1, size // _layout(2, hidden, 4).stored_bytes) * 2
+        return self._gemv("gemv int4 by size", f"{size >> 20} MiB", _layout(rows, hidden, 4))
+
+    def _torch(self, name: str, neurons: int, hidden: int) -> Timed:
+        """torch's own product, for comparison."""
+        size = neurons * hidden * 2
+        weights = [self._random(neurons, hidden) for _ in range(-(-self._bench.far_bytes // size))]
+        x_K = self._random(hidden)
+        return summarise("torch bf16", name, self._calls([partial(torch.mv, w, x_K) for w in weights]), size, self.peak)
+
+    def _sparse(self, name: str, neurons: int, hidden: int, kept: float) -> Iterator[Timed]:
+        """FloE's expert with a share of its neurons: the kept pairs alone, and with its up projection in bf16 before.
+
+        The second is what its ceiling is of: beside a whole bf16 expert, 1 / (1/3 + 2/3 kept).
+        """
+        size = neurons * hidden * 4
+        pairs = torch.stack(
+            [0.05 * self._random(neurons, 2 * hidden) for _ in range(-(-self._bench.far_bytes // size))]
+        )
+        v_1N = torch.rand(1, neurons, device=self._runtime.device)
+        threshold = torch.quantile(v_1N[0], 1 - kept).view(1)
+        x_1H, slots = self._random(1, hidden), self._tables(len(pairs))
+        read_bytes = int((v_1N >= threshold).sum()) * hidden * 4
+        alone = [partial(sparse_expert, x_1H[0], v_1N, pairs, slot_J, threshold) for slot_J in slots]
+        yield summarise(f"sparse_expert {kept:.0%} kept", name, self._calls(alone), read_bytes, self.peak)
+        up = SlotMatrices(self._pool(neurons * hidden * 2), PlainLayout(neurons, hidden, torch.bfloat16))
+        ups = self._tables(len(up.pool))
+        works = [
+            partial(_after, partial(dequant_gemv, x_1H, up, ups[n % len(ups)]), one) for n, one in enumerate(alone)
+        ]
+        total = read_bytes + up.layout.stored_bytes
+        yield summarise(f"up and sparse_expert {kept:.0%} kept", name, self._calls(works), total, self.peak)
+
+    def _gates(self, experts: int, k: int, hidden: int) -> Iterator[Timed]:
+        """Stacked beside sequential gates, HOBBIT's Fig. 17a: as the host launches them, so not in a graph's favour."""
+        x_1H = self._random(1, hidden)
+        for layers in (1, 2, 3, 4):
+            weight = self._random(layers, experts, hidden)
+            for label, work in (("stacked", stacked_gates), ("sequential", sequential_gates)):
+                calls = self._calls([partial(work, x_1H, weight, k)] * 16, in_graph=False)
+                yield summarise(
+                    f"{label} gates of {layers}", f"{experts}x{hidden}", calls, weight.numel() * 2, self.peak
+                )
+
+    def _prefill(self, name: str, shape: tuple[int, int], rows: int) -> Iterator[Timed]:
+        """So many rows for each of 8 experts: one grouped product of int4 weights beside torch's products in bf16."""
+        neurons, hidden = shape
+        layout = _layout(neurons, hidden, 4)
+        matrices = SlotMatrices(self._pool(layout.stored_bytes), layout)
+        count = min(8, len(matrices.pool))
+        slots = torch.arange(count, dtype=torch.int32, device=self._runtime.device)
+        x_TK = self._random(count * rows, hidden)
+        weights = self._random(count, neurons, hidden)
+        ours = partial(grouped_gemm, x_TK, matrices, slots, [rows] * count)
+        theirs = partial(torch.bmm, x_TK.view(count, rows, hidden), weights.transpose(1, 2))
+        for operator, work, size in (("grouped_gemm int4", ours, layout.stored_bytes),
+                                     ("torch bmm bf16", theirs, neurons * hidden * 2)):  # fmt: skip
+            yield summarise(f"{operator}, {count} x {rows} rows", name, self._calls([work] * 2, in_graph=False),
+                            count * size, self.peak)  # fmt: skip
+
+
+def _layout(rows: int, columns: int, bits: int) -> Layout | PlainLayout:
+    return PlainLayout(rows, columns, torch.bfloat16) if bits == 16 else Layout(rows, columns, bits, min(64, columns))
+
+
+def _after(first: Work, second: Work) -> Any:
+    first()
+    return second()

@@ -1,0 +1,94 @@
+"""A runtime whose device is the host itself: what runs on a GPU, rehearsed where there is none.
+
+Everything is done at once, by the calling thread, on the host's clock. It shows that all but the calls of a GPU work,
+and nothing of a GPU's speed or of the order of its streams (that is for the tests' runtime, which refuses disorder).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class HostEvent:
+    time_ns: int = 0
+
+
+class HostRuntime:
+    """Implements ``real.cuda.runtime.Runtime``. Streams are names."""
+
+    name = "host"
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._allocated_bytes = 0
+        self._current: Any = "default"
+
+    def stream(self, name: str) -> str:
+        return name
+
+    def make_current(self, stream: Any) -> Any:
+        before, self._current = self._current, stream
+        return before
+
+    def event(self, *, timed: bool = False) -> HostEvent:
+        return HostEvent()
+
+    def record(self, event: HostEvent, stream: Any) -> None:
+        event.time_ns = time.perf_counter_ns()
+
+    def wait(self, stream: Any, event: HostEvent) -> None: ...
+
+    def synchronize(self, event: HostEvent) -> None: ...
+
+    def elapsed_ns(self, first: HostEvent, last: HostEvent) -> int:
+        return max(1, last.time_ns - first.time_ns)
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        with self._lock:
+            self._allocated_bytes += num_bytes
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def allocated_bytes(self) -> int:
+        """What has been allocated; torch does not tell when it is given back."""
+        return self._allocated_bytes
+
+    def register(self, memory: Tensor) -> None: ...
+
+    def unregister(self, memory: Tensor) -> None: ...
+
+    def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
+        target.copy_(source)
+
+    def run(self, stream: Any, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
+            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+        return work()
+
+    def stamp(self, clock: Tensor, stream: Any) -> None:
+        clock.view(torch.int64)[0] = time.perf_counter_ns()
+
+    def spin_until(self, clock: Tensor, due_ns: int, stream: Any) -> None:
+        due = int(clock.view(torch.int64)[0]) + due_ns
+        while time.perf_counter_ns() < due:
+            time.sleep(0)
+
+    def capture(self, stream: Any, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
+                writes: Sequence[Tensor] = ()) -> Callable[[], Any]:  # fmt: skip
+        work()
+        return work
+
+    def replay(self, graph: Callable[[], Any], stream: Any, *, reads: Sequence[Tensor] = (),
+               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
+        graph()
+
+    def host_writes(self, memory: Tensor) -> None: ...

@@ -1,0 +1,143 @@
+"""``python -m real.suite [device=cuda|host] [size=full|small|tiny] [output=DIR] [archive=FILE] [KEY=VALUE ...]``
+
+Everything that a machine with a GPU can show in eight minutes: probe, kernels, calibration, copies, replays, live runs,
+validation, one page. Each piece has a process and a time limit of its own; what fails leaves the others. The same
+command goes on where it was stopped. ``device=host`` rehearses it all without a GPU.
+
+    python -m real.suite missing                                   what cannot be imported here, and the way out
+    python -m real.suite pack modules=polars,simpy output=FILE     installed modules as one file, for a machine without
+                                                                   a package index
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from real.suite.conduct import Suite
+from real.suite.needs import NEEDED, advice, missing, pack
+from real.suite.pieces import PIECES, Piece, piece_of
+
+DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
+RESULTS = Path("real/results")
+MOST_MINUTES = 120.0
+
+
+class Terminated(BaseException):
+    """SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    device: str
+    size: str
+    output: Path | None
+    archive: Path | None
+    pieces: tuple[Piece, ...]
+    again: tuple[str, ...]
+    minutes: float
+
+
+def parse(arguments: Sequence[str]) -> Asked:
+    """Raise ValueError for the first word that is wrong."""
+    given = words_of(arguments, ("device", "size", "output", "archive", "pieces", "again", "minutes"))
+    device = given.get("device", "cuda")
+    if device not in DEVICES:
+        raise ValueError(f"device={device}; allowed: {', '.join(DEVICES)}")
+    size = given.get("size", "full" if device == "cuda" else "small")
+    if size not in SIZE_NAMES:
+        raise ValueError(f"size={size}; allowed: {', '.join(SIZE_NAMES)}")
+    try:
+        minutes = float(given.get("minutes", "8"))
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ValueError(f"minutes={given['minutes']} must be a number above 0, at most {MOST_MINUTES:g}")
+    again = tuple(piece_of(name).name for name in given.get("again", "").split(",") if name)
+    pieces = tuple(piece_of(name) for name in given.get("pieces", "").split(",") if name) or PIECES
+    archive = Path(given["archive"]) if "archive" in given else None
+    if archive is not None and not archive.parent.is_dir():
+        raise ValueError(f"archive={archive}: {archive.parent} is no folder")
+    return Asked(device, size, Path(given["output"]) if "output" in given else None, archive, pieces, again, minutes)
+
+
+def words_of(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words. Raise ValueError for one that is none, or unknown."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not text or key not in known:
+            raise ValueError(f"{argument!r} is no KEY=VALUE of {', '.join(known)}")
+        given[key] = text
+    return given
+
+
+def folder_of(device: str) -> Path:
+    """Where results of today's runs on this machine go. Raise ValueError where there is no such device."""
+    from real.cuda.runtime import runtime_of
+
+    name = re.sub(r"[^a-z0-9]+", "_", runtime_of(device).name.lower()).strip("_")
+    return RESULTS / name / datetime.now(UTC).date().isoformat()
+
+
+def suite(asked: Asked) -> int:
+    """Run it. Raise ValueError, before anything is run, for what cannot run here."""
+    if lacking := missing(asked.device):
+        raise ValueError(advice(lacking))
+    folder = asked.output or folder_of(asked.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"results: {folder}", flush=True)
+    conductor = Suite(
+        folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
+    )
+    is_whole = conductor.run(asked.pieces, asked.again)
+    page = folder / "report.md"
+    print(page.read_text(encoding="utf-8") if page.is_file() else f"no report; see {folder}/report.log")
+    return 0 if is_whole else 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0; 1 where a piece has failed or been left out; 2 with one message where nothing could be run."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        if arguments[:1] == ["missing"]:
+            return _tell_missing(arguments[1:])
+        if arguments[:1] == ["pack"]:
+            return _pack(arguments[1:])
+        return suite(parse(arguments))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Terminated) as stop:
+        print("interrupted; what has been done is kept, and the same command goes on", file=sys.stderr)
+        return 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+
+
+def _tell_missing(arguments: Sequence[str]) -> int:
+    device = words_of(arguments, ("device",)).get("device", "cuda")
+    found = missing(device)
+    print(advice(found) if found else f"nothing is missing for device={device}: {', '.join(NEEDED)}")
+    return 1 if found else 0
+
+
+def _pack(arguments: Sequence[str]) -> int:
+    given = words_of(arguments, ("modules", "output"))
+    if set(given) != {"modules", "output"}:
+        raise ValueError("pack needs modules=A,B and output=FILE")
+    size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
+    print(f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into PYTHONPATH")
+    return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

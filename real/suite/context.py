@@ -1,0 +1,109 @@
+"""What a piece of the suite is given: a device, sizes, a folder, and how long it may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+AGAIN = 75
+"""The exit status of a piece that is to go on in a fresh process: after a fault a GPU's context is of no use."""
+REFUSED = (ValueError,)
+
+
+class GoOnAfresh(Exception):
+    """A cell has failed on a GPU: what is left belongs to another process."""
+
+
+class Deadline:
+    """So many seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def has(self, seconds: float) -> bool:
+        return self.left_s >= seconds
+
+
+@dataclass(frozen=True)
+class Context:
+    """``size`` names what of each piece is run (`real.suite.sizes`); ``folder`` is where all results go."""
+
+    device: str
+    size: str
+    folder: Path
+    deadline: Deadline = field(default_factory=lambda: Deadline(3600))
+
+    def save(self, name: str, data: Any) -> None:
+        """Write a result, whole or not at all."""
+        write_json(self.folder / f"{name}.json", data)
+
+    def load(self, name: str) -> Any:
+        """A result that an earlier piece has left; None where there is none."""
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
+    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+class Cells:
+    """Many runs in one file, each saved when it has ended; what a killed process had begun is known to have failed.
+
+    A row is ``{"cell", "status": done | refused | failed | begun, "seconds", "result" or "reason"}``.
+    """
+
+    def __init__(self, context: Context, name: str) -> None:
+        self._context, self._name = context, name
+        found = context.load(name) or {"rows": [], "left_out": []}
+        self.rows: list[dict[str, Any]] = found["rows"]
+        self.left_out: list[str] = []
+        for row in self.rows:
+            if row["status"] == "begun":
+                row |= {"status": "failed", "reason": "the process ended, or was ended, while it ran"}
+
+    def run(self, cell: str, work: Callable[[], Any], needs_s: float) -> None:
+        """Do it, unless it has been tried, or there is no time. Raise GoOnAfresh where it failed on a GPU."""
+        if any(row["cell"] == cell for row in self.rows):
+            return
+        if not self._context.deadline.has(needs_s):
+            self.left_out.append(cell)
+            self._save()
+            return
+        began, row = time.monotonic(), {"cell": cell, "status": "begun"}
+        self.rows.append(row)
+        self._save()
+        try:
+            row |= {"result": work(), "status": "done"}
+        except REFUSED as error:
+            row |= {"status": "refused", "reason": str(error)}
+        except Exception as error:
+            row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        row["seconds"] = round(time.monotonic() - began, 3)
+        self._save()
+        if row["status"] == "failed" and self._context.device == "cuda":
+            raise GoOnAfresh
+
+    def done(self) -> dict[str, Any]:
+        """Results by cell."""
+        return {row["cell"]: row["result"] for row in self.rows if row["status"] == "done"}
+
+    @property
+    def longest_s(self) -> float:
+        """Of the cells so far, how long the longest took."""
+        return max((row.get("seconds", 0.0) for row in self.rows), default=0.0)
+
+    def _save(self) -> None:
+        self._context.save(self._name, {"rows": self.rows, "left_out": self.left_out})

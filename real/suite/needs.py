@@ -1,0 +1,99 @@
+"""What must be importable before anything can be measured, and how to get it. Standard library only."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import io
+import lzma
+import os
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NEEDED = {
+    "torch": "torch", "numpy": "numpy", "triton": "triton", "transformers": "transformers",
+    "safetensors": "safetensors", "tokenizers": "tokenizers", "simpy": "simpy", "polars": "polars",
+    "hydra": "hydra-core", "omegaconf": "omegaconf", "antlr4": "antlr4-python3-runtime", "rich": "rich",
+    "yaml": "pyyaml", "matplotlib": "matplotlib",
+}  # fmt: skip
+"""Modules, and the packages that bring them."""
+PARTS = {"polars": ("polars", "_polars_runtime_32")}
+"""Modules that need others beside them."""
+ONLY_FOR_GPU = ("triton",)
+
+
+@dataclass(frozen=True)
+class Missing:
+    module: str
+    package: str
+    why: str
+
+
+def missing(device: str, modules: Iterable[str] = NEEDED) -> list[Missing]:
+    """What cannot be imported here; each is tried, since an installed package may still fail."""
+    found = []
+    for module in modules:
+        if module in ONLY_FOR_GPU and device != "cuda":
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a broken package may raise anything
+            found.append(Missing(module, NEEDED[module], f"{type(error).__name__}: {error}"))
+    return found
+
+
+def advice(found: Sequence[Missing]) -> str:
+    """What is missing, and the ways out: from an index, or carried from another machine."""
+    lines = [f"{one.module} cannot be imported ({one.why})" for one in found]
+    packages, modules = " ".join(one.package for one in found), ",".join(one.module for one in found)
+    return "\n".join([
+        *lines, f"with a package index: python -m pip install {packages}",
+        f"without one: where they are installed, python -m real.suite pack modules={modules} output=carried.tar.xz; "
+        f"bring the file here, tar xJf carried.tar.xz -C FOLDER, and set PYTHONPATH=FOLDER:$PYTHONPATH",
+    ])  # fmt: skip
+
+
+def pack(modules: Sequence[str], output: Path) -> int:
+    """Write these modules as they are installed here to one file; its bytes.
+
+    Raise ValueError for one that is not here, or that holds code for this version of Python alone.
+    """
+    if unknown := [name for name in modules if name not in NEEDED]:
+        raise ValueError(f"modules={','.join(unknown)} are none of {', '.join(NEEDED)}")
+    if output.exists() or not output.parent.is_dir():
+        raise ValueError(f"output={output} must be a new file in a folder that exists")
+    files = [found for module in modules for part in PARTS.get(module, (module,)) for found in _files_of(part)]
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for path, name in files:
+            archive.add(path, name)
+    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    packed = lzma.compress(content.getvalue(), format=lzma.FORMAT_XZ, filters=filters)
+    part = output.with_name(f"{output.name}.part{os.getpid()}")
+    part.write_bytes(packed)
+    os.replace(part, output)
+    return len(packed)
+
+
+def _files_of(module: str) -> list[tuple[Path, str]]:
+    """An installed module's files and their names in an archive."""
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{module} is not installed here ({error})") from None
+    assert found.__file__ is not None
+    here = Path(found.__file__)
+    if here.name != "__init__.py":
+        return [(here, here.name)]
+    files = [path for path in sorted(here.parent.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    tied = sysconfig.get_config_var("EXT_SUFFIX")
+    if bound := [path.name for path in files if tied and path.name.endswith(tied)]:
+        raise ValueError(
+            f"{module} holds {bound[0]}, which only Python {sys.version_info.major}.{sys.version_info.minor} can load; "
+            f"bring a wheel for the other machine's version instead (pip download --python-version)"
+        )
+    return [(path, str(path.relative_to(here.parent.parent))) for path in files]

@@ -1,0 +1,33 @@
+"""One piece in a process of its own: ``python -m real.suite.piece NAME FOLDER DEVICE SIZE SECONDS``.
+
+Exit status: 0; 75 where it is to go on in another process; 1 with a traceback where it failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from real.suite.context import AGAIN, Context, Deadline, GoOnAfresh
+from real.suite.pieces import piece_of
+
+
+def main(arguments: Sequence[str]) -> int:
+    name, folder, device, size, seconds = arguments
+    context = Context(device, size, Path(folder), Deadline(float(seconds)))
+    try:
+        piece_of(name).load()(context)
+    except GoOnAfresh:
+        return AGAIN
+    except Exception as error:
+        traceback.print_exc()
+        # The last line is what the suite tells.
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""The pieces of the suite: what each is, where its code is, and how long it may take. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from real.suite.context import Context
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``place`` is ``module:function``; it may take ``seconds``, and is left out where there are not ``least_s``."""
+
+    name: str
+    what: str
+    place: str
+    seconds: float
+    least_s: float = 10.0
+
+    def load(self) -> Callable[[Context], None]:
+        module, _, name = self.place.partition(":")
+        function: Callable[[Context], None] = getattr(import_module(module), name)
+        return function
+
+
+PIECES = (
+    Piece("probe", "links, launches, host costs, FloE's gather", "real.suite.speed:probe", 60),
+    Piece("verify", "every kernel against fp64", "real.suite.speed:verify", 75),
+    Piece("kernels", "every kernel's speed beside a measured copy", "real.suite.speed:kernels", 75),
+    Piece("stores", "files of experts for the runs", "real.suite.runs:stores", 75),
+    Piece("calibrate", "the machine as a hardware file", "real.suite.calibration:calibrate", 75),
+    Piece("copies", "loads inside the engine beside the link's peak", "real.suite.runs:copies", 40),
+    Piece("replay", "systems x budgets on forced routing", "real.suite.runs:replay", 120),
+    Piece("live", "models whose own gates decide", "real.suite.runs:live", 45),
+    Piece("validation", "the simulator beside the device", "real.suite.runs:validation", 90),
+)
+"""In this order. Their limits come to more than eight minutes: not all take all of theirs."""
+REPORT = Piece("report", "all of it as one page", "real.suite.report:report", 20, 1.0)
+
+
+def piece_of(name: str) -> Piece:
+    """Raise ValueError for a name that is none."""
+    for piece in (*PIECES, REPORT):
+        if piece.name == name:
+            return piece
+    raise ValueError(f"{name} is no piece; known: {', '.join(piece.name for piece in PIECES)}")

@@ -1,0 +1,186 @@
+"""The pieces that run systems: stores, copies inside the engine, replays, live runs, validation."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from real.execute import measure, replay_driver
+from real.prepare import Prepared, Request, prepare_replay
+from real.suite.context import Cells, Context
+from real.suite.sizes import SIZES
+from real.validation.cases import Plan, request_of
+from sim.record import Record
+
+STORES = Path("outputs/stores/suite")
+FREE = ("engine.links=free", "engine.compute=free")
+TOLD = (
+    "system", "model", "trace", "budget", "load_s", "makespan_s", "ttft_s", "tpot_s", "decode_tokens_per_s",
+    "compute_busy_s", "stall_s", "lookups", "hit_ratio", "prefetch", "bytes", "link_utilisation", "real",
+)  # fmt: skip
+"""Of a run's summary, what is kept."""
+LEAST_S = 4.0
+"""A cell is not begun in less."""
+
+
+def words_of(context: Context) -> tuple[str, ...]:
+    """What configures every run here: free links and compute, and the machine's own calibration where there is one."""
+    words = (*SIZES[context.size].words, f"device={context.device}", f"engine.store_dir={STORES}", *FREE)
+    if (name := calibrated(context)) is None:
+        return words
+    kept = [word for word in words if not word.startswith("hardware=")]
+    return (*kept, f"hardware={name}", f"hydra.searchpath=[file://{context.folder.resolve()}]")
+
+
+def calibrated(context: Context) -> str | None:
+    """The name of the machine that the calibration has written into the folder, if it has."""
+    found = sorted((context.folder / "hardware").glob("*.yaml"))
+    return found[0].stem if found else None
+
+
+def stores(context: Context) -> None:
+    """The files of experts that the runs will read, so that no run pays for them: ``stores.json``."""
+    size, cells = SIZES[context.size], Cells(context, "stores")
+    for system in size.systems:
+        cells.run(system, partial(_store, context, system), LEAST_S)
+        gc.collect()
+
+
+def _store(context: Context, system: str) -> dict[str, Any]:
+    # A device is made, too, which says what it cannot run.
+    prepared = _prepared(context, system, SIZES[context.size].budgets[0])
+    assert prepared.weights is not None
+    header = prepared.weights.store.header
+    return {"file": prepared.weights.store.path.name, "bytes": header.num_bytes, "distinct_experts": header.distinct}
+
+
+def _prepared(context: Context, system: str, share: float, *words: str) -> Prepared:
+    return prepare_replay(request_of((*words_of(context), *words), system, share))
+
+
+def copies(context: Context) -> None:
+    """How much of the link's peak whole loads reach inside the engine, with 1 and 2 issued: ``copies.json``."""
+    share, cells = SIZES[context.size].budgets[0], Cells(context, "copies")
+    for in_flight in (1, 2):
+        cells.run(f"in_flight={in_flight}", partial(_loads, context, share, in_flight), LEAST_S)
+        gc.collect()
+
+
+def _loads(context: Context, share: float, in_flight: int) -> dict[str, Any]:
+    prepared = _prepared(context, "load_on_demand", share, f"loader.in_flight={in_flight}")
+    record = replay_driver(prepared).drive()
+    return {"in_flight": in_flight, **rates(record)}
+
+
+def rates(record: Record) -> dict[str, Any]:
+    """Of the services of link 0: bytes per second of one by itself, and, of those that followed another at once, from
+    the end of the one before: the host's gap between them included.
+    """
+    columns = (record.service_link, record.service_start_ns, record.service_end_ns, record.service_bytes)
+    services = sorted((s, e, b) for link, s, e, b in zip(*columns, strict=True) if link == 0 and e >= 0)
+    alone = [b / (e - s) * 1e9 for s, e, b in services if e > s]
+    behind = [(e - before, b) for (_, before, _), (s, e, b) in pairwise(services)
+              if s == before and e > before]  # fmt: skip
+    return {
+        "services": len(services), "bytes": median([b for *_, b in services]) if services else None,
+        "bytes_per_s": median(alone) if alone else None, "behind_another": len(behind),
+        "bytes_per_s_behind": median([b / ns * 1e9 for ns, b in behind]) if behind else None,
+    }  # fmt: skip
+
+
+def replay(context: Context) -> None:
+    """Every system at every budget on forced routing: ``replay.json``. Budgets in order, so that all have the first."""
+    size, cells = SIZES[context.size], Cells(context, "replay")
+    for share in size.budgets:
+        for system in size.systems:
+            cells.run(f"{system} {share:g}", partial(_summary, context, system, share), max(LEAST_S, cells.longest_s))
+            gc.collect()
+
+
+def _summary(context: Context, system: str, share: float) -> dict[str, Any]:
+    prepared = _prepared(context, system, share)
+    driver = replay_driver(prepared)
+    record = driver.drive()
+    summary = measure(prepared, prepared.run, driver, record).summary
+    return {**{name: summary[name] for name in TOLD}, "link": rates(record)}
+
+
+def live(context: Context) -> None:
+    """Bundled models whose own gates decide, on the device; without loss, the logits of the whole model: ``live.json``.
+
+    Raise RuntimeError where they have other bits.
+    """
+    cells = Cells(context, "live")
+    for model, system in (("tiny_mixtral", "lru"), ("tiny_mixtral", "mixtral_offloading"), ("tiny_mixtral", "hobbit")):
+        cells.run(f"{model} {system}", partial(_live, context, model, system), LEAST_S)
+    wrong = [cell for cell, result in cells.done().items() if result["lossless"] and not result["equal"]]
+    if wrong:
+        raise RuntimeError(f"{', '.join(wrong)}: other logits than the whole model's on the same device")
+
+
+def _live(context: Context, model: str, system: str) -> dict[str, Any]:
+    from real.live_run import live_driver, prepare
+
+    tokens = SIZES[context.size].live_tokens
+    words = (
+        f"device={context.device}", "input=live", f"model={model}", "trace=tiny_mixtral", *FREE,
+        f"engine.store_dir={STORES}", "live.sequences=1", "live.prompt_tokens=8", f"live.new_tokens={tokens}",
+    )  # fmt: skip
+    prepared = prepare(request_of(words, system, 0.5))
+    driver = live_driver(prepared)
+    driver.logits = []
+    record = driver.drive()
+    assert prepared.weights is not None
+    lossless = all(prepared.weights.store.header.lossless)
+    passages = driver._model.passages
+    whole = whole_logits(prepared.request, passages, tokens, driver.logits[0].device) if lossless else []
+    equal = lossless and all(torch.equal(a, b) for a, b in zip(driver.logits, whole, strict=True))
+    return {"steps": len(record.step_end_ns), "makespan_s": record.makespan_ns / 1e9, "lossless": lossless,
+            "equal": equal}  # fmt: skip
+
+
+def whole_logits(
+    request: Request, passages: Sequence[Any], new_tokens: int, device: torch.device
+) -> list[torch.Tensor]:
+    """The last row's logits of each step, by the whole unpatched model on a device."""
+    from hydra.utils import instantiate
+
+    from capture.load import load_model
+    from capture.run import decoder_of
+    from real.prepare import settings_of, weights_folder
+
+    folder = weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all"))
+    assert folder is not None
+    model = load_model(settings_of(request, folder)).to(device)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    logits = []
+    with torch.no_grad():
+        for passage in passages:
+            run = decoder_of(model, [passage])
+            run.prefill(0)
+            logits.append(run.output.logits[0, -1])
+            for index in range(new_tokens):
+                run.step(run.next_tokens(index))
+                logits.append(run.output.logits[0, -1])
+    return logits
+
+
+def validation(context: Context) -> None:
+    """The simulator beside the device: folder ``validation``, as `python -m real.validate` writes it."""
+    from real.validate import validate
+
+    size, folder = SIZES[context.size], context.folder / "validation"
+    folder.mkdir(exist_ok=True)
+    plan = Plan(size.validated, size.validated_budgets, size.repeats, 0, words_of(context))
+    # A run may take twice as long as those before it; checks and the report need some time, too.
+    text = validate(plan, folder, Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S))
+    print(text)

@@ -1,0 +1,61 @@
+"""The pieces that time and check single things: links and host, kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from real.cuda.runtime import runtime_of
+from real.suite.context import Context
+from real.suite.sizes import SIZES
+
+SAVE_EVERY = 8
+
+
+def probe(context: Context) -> None:
+    """Copies by size, host costs, clocks, FloE's gather: ``facts.json``."""
+    from real.probe import links_and_host
+
+    size = SIZES[context.size]
+    pairs, row_bytes, columns, threads = size.gather
+    context.save("facts", links_and_host(
+        runtime_of(context.device), tuple(1 << bits for bits in size.copy_bits), pairs, row_bytes, columns, threads,
+    ))  # fmt: skip
+
+
+def verify(context: Context) -> None:
+    """Every kernel against fp64: ``verify.json``. Raise RuntimeError where one is wrong, when all have been asked."""
+    from real.kernels.verify import verify as checks
+
+    rows: list[dict[str, Any]] = []
+    left_out = False
+    for check in checks(runtime_of(context.device).device, real=SIZES[context.size].verify_real):
+        rows.append({**asdict(check), "holds": check.holds})
+        if len(rows) % SAVE_EVERY == 0:
+            context.save("verify", {"checks": rows, "all": False})
+        if not context.deadline.has(2):
+            left_out = True
+            break
+    context.save("verify", {"checks": rows, "all": not left_out})
+    wrong = [row for row in rows if not row["holds"]]
+    if wrong:
+        first = wrong[0]
+        raise RuntimeError(
+            f"{len(wrong)} of {len(rows)} checks fail, first {first['operator']} {first['shape']}: "
+            f"{first['reason'] or first['error']}"
+        )
+
+
+def kernels(context: Context) -> None:
+    """Speeds beside a measured copy: ``kernels.json``."""
+    from real.cuda.bench import Measuring
+
+    measuring = Measuring(runtime_of(context.device), SIZES[context.size].bench)
+    rows: list[dict[str, Any]] = []
+    told: dict[str, Any] = {"copy_bytes_per_s": measuring.peak, "rows": rows, "all": False}
+    for timed in measuring.measure():
+        rows.append({**asdict(timed), "bytes_per_s": timed.bytes_per_s})
+        context.save("kernels", told)
+        if not context.deadline.has(3):
+            return
+    context.save("kernels", {**told, "all": True})

@@ -1,0 +1,140 @@
+"""A machine's file from what was measured: figures by hand, and a file that the simulator takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from real.calibrate import main, parse
+from real.calibration.fit import figures, fit_line, roofline_ns
+from real.calibration.measure import Facts
+from real.calibration.write import Machine, hardware_text
+from sim.build import build
+from sim.configure import configure
+from sim.engine import simulate
+
+MACHINE = Machine("test_machine", "cpu", "a processor", "torch 9", "2026-01-02", "storage", "a file", 8 << 30, 1 << 30, None)
+PARAMS = 1_000_000.0
+
+
+def facts() -> Facts:
+    """A link of 2 GB/s after 50 us; experts of 2 MB that read 10 GB/s, or compute 100 GFLOP/s, and 3 launches of 1 us."""
+    found = Facts(
+        copy=[(size, 50_000 + size / 2) for size in (4096, 65536, 1 << 20, 2_000_000)],
+        overlapped=[(2_000_000, 1.2 * (50_000 + 1_000_000))],
+        experts={"fp16": [(rows, 3_000 + max(200_000, rows * 20_000)) for rows in (1, 2, 64)],
+                 "int4": [(1, 60_000.0), (64, 1_283_000.0)]},
+        expert_bytes={"fp16": 2_000_000, "int4": 562_500}, beside_copy=223_300.0,
+        on_cpu=[(1, 700_000.0)], dense=40_000.0, tail=90_000.0, operation=1_000.0,
+        host={"sync": 1000, "issue": 2000, "wake": 3000, "post": 4000},
+    )  # fmt: skip
+    return found
+
+
+def test_a_straight_line_is_found_again() -> None:
+    line = fit_line(facts().copy)
+    assert line.overhead_ns == pytest.approx(50_000, rel=1e-6)
+    assert line.per_s == pytest.approx(2e9, rel=1e-6)
+    assert line.worst < 1e-9
+
+
+def test_an_overhead_below_nothing_is_nothing_and_the_error_says_what_that_costs() -> None:
+    """1 ns a byte, and twice that for large ones: no line fits."""
+    line = fit_line([(1000, 1000.0), (100_000, 200_000.0)])
+    assert line.overhead_ns == 0
+    assert line.per_s == pytest.approx(1e9 * (1 + 0.25) / (1 + 0.5))
+    assert line.residual > 0.1
+
+
+def test_a_link_on_which_more_bytes_come_sooner_is_refused() -> None:
+    with pytest.raises(ValueError, match="more bytes do not take longer"):
+        fit_line([(1000, 5000.0), (2000, 100.0), (4000, 10.0)])
+
+
+def test_the_roofline_is_found_again() -> None:
+    found = figures(facts(), PARAMS, ["fp16", "int4"], 3)
+    assert found.memory_bytes_per_s == pytest.approx(2_000_000 / 200_000 * 1e9)
+    assert found.flops_per_s == pytest.approx(2 * 64 * PARAMS / (64 * 20_000) * 1e9)
+    assert not found.dequantises
+    assert roofline_ns(found, 2_000_000, PARAMS, 1) == pytest.approx(203_000)
+    assert found.expert_worst < 1e-9
+
+
+def test_fewer_bits_that_take_longer_are_written_out_first() -> None:
+    slow = replace(facts(), experts={**facts().experts, "int4": [(1, 400_000.0)]})
+    assert figures(slow, PARAMS, ["fp16", "int4"], 3).dequantises
+
+
+def written(folder: Path, machine: Machine = MACHINE) -> Any:
+    """The file's machine, as the simulator loads it."""
+    (folder / "hardware").mkdir(exist_ok=True)
+    text = hardware_text(machine, figures(facts(), PARAMS, ["fp16", "int4"], 3), facts(), ["reads of the drive"])
+    (folder / "hardware" / f"{machine.name}.yaml").write_text(text)
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        return instantiate(compose(f"hardware/{machine.name}")["hardware"], _convert_="all")
+
+
+def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
+    machine = written(tmp_path)
+    assert [machine.hop_ns(0, size) for size, _ in facts().copy] == [round(ns) for _, ns in facts().copy]
+    assert machine.links[0].hop_ns(1_000_000) == pytest.approx(550_000, abs=2)
+    assert (machine.validated, machine.preset, machine.memory_gib, machine.reserved_gib) == ("measured", "calibrated", 8, 1)
+    assert machine.host.costs.wake_ns == 3000
+    assert machine.compute.operation_ns(0, 2_000_000, 3) == pytest.approx(203_000, abs=2)
+    text = (tmp_path / "hardware" / "test_machine.yaml").read_text()
+    assert "takes 1.200 times as long, an expert meanwhile 1.100 times" in text
+    assert "# Left out: reads of the drive" in text
+
+
+def test_tables_of_a_model_are_used_for_it_and_refused_for_another(tmp_path: Path) -> None:
+    machine = written(tmp_path, replace(MACHINE, model="mixtral_8x7b"))
+    assert machine.measured.expert_us["int4"] == [[1, 60.0], [64, 1283.0]]
+    with pytest.raises(ValueError, match="holds times of model mixtral_8x7b, not of tiny_mixtral"):
+        machine.measured.check_model("tiny_mixtral")
+
+
+def test_a_rehearsal_validates_nothing(tmp_path: Path) -> None:
+    assert written(tmp_path, replace(MACHINE, device="host")).validated == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["name=My"], "name='My' must be lower-case letters"),
+        (["name=x", "device=tpu"], "device=tpu; allowed: cpu, cuda, host"),
+        (["name=x", "seconds=1"], "seconds=1 must be a number from 5 to 3600"),
+        (["name=h200_sxm_pcie5"], "must be a new file"),
+        (["name"], "'name' is no KEY=VALUE"),
+    ],
+)
+def test_a_wrong_word_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("host", marks=pytest.mark.thorough)])
+def test_this_machine_is_measured_and_then_simulated(
+    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hardware").mkdir()
+    output, facts_file = tmp_path / "hardware" / "here.yaml", tmp_path / "facts.json"
+    words = [f"device={device}", "name=here", "size=tiny", f"output={output}", f"facts={facts_file}",
+             f"engine.store_dir={tmp_path / 'stores'}", "engine.source=buffered"]  # fmt: skip
+    assert main(words) == 0, capsys.readouterr().err
+    assert "python -m sim system=lru hardware=here uses it" in capsys.readouterr().out
+    cfg, name = configure("system=lru", "hardware=here", f"hydra.searchpath=[file://{tmp_path}]", "model=tiny_mixtral",
+                          "trace.max_sequences=1", "workload=hobbit_16_128", "workload.decode_tokens=4")  # fmt: skip
+    run = build(cfg, name)
+    assert run.hardware.name == "here"
+    assert run.hardware.compute.memory_gb_per_s > 0
+    assert simulate(run.controller, run.workload, run.durations).makespan_ns > 0
+
+
+def test_nothing_is_measured_that_would_have_no_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a new file in a folder that exists"):
+        parse(["name=x", f"output={tmp_path / 'nowhere' / 'x.yaml'}"])

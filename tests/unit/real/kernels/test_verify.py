@@ -1,0 +1,51 @@
+"""The check that a GPU's kernels are asked: it finds what is wrong, what is left out, and what raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import real.kernels.verify as kernels
+from real.kernels.verify import verify
+
+CPU = torch.device("cpu")
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> dict[str, list[bool]]:
+    """By operator, which checks hold when a launcher's result is changed."""
+    launcher = getattr(kernels, name)
+    monkeypatch.setattr(kernels, name, lambda *args, **kwargs: change(launcher(*args, **kwargs)))
+    found: dict[str, list[bool]] = {}
+    for check in verify(CPU, real=False):
+        found.setdefault(check.operator.split()[0], []).append(check.holds)
+    return found
+
+
+def spoil(result: torch.Tensor) -> torch.Tensor:
+    return result * 1.0001
+
+
+def leave_out(result: torch.Tensor) -> torch.Tensor:
+    result[..., -1] = torch.nan
+    return result
+
+
+def refuse(result: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("an illegal memory access")
+
+
+@pytest.mark.parametrize("change", [spoil, leave_out, refuse])
+def test_a_kernel_that_is_wrong_is_found_and_no_other(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    found = broken(monkeypatch, "gated_gemv", change)
+    assert not any(found.pop("gated_gemv"))
+    assert set(found) == {"dequant_gemv", "grouped_gemm", "sparse_expert", "gathered_expert", "stacked_gates",
+                          "sequential_gates"}  # fmt: skip
+    assert all(all(held) for held in found.values())
+
+
+def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = broken(monkeypatch, "stacked_gates", lambda gated: (gated[0], gated[1].flip(2), gated[2]))
+    assert not any(found["stacked_gates"])
+    assert all(found["sequential_gates"])

@@ -1,0 +1,119 @@
+"""Every piece of the suite, tiny, with the host in the GPU's place: all but a GPU's calls is done for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import real.suite.runs as runs
+from real.suite.context import Cells, Context, Deadline, GoOnAfresh
+from real.suite.pieces import PIECES, REPORT
+from sim.build import ROOT
+
+
+def outcome(name: str) -> dict[str, Any]:
+    return {"status": "done", "seconds": 1.0, "reason": ""}
+
+
+def check(folder: Path) -> None:
+    """What a run of all pieces leaves."""
+
+    def rows(name: str) -> dict[str, Any]:
+        return {row["cell"]: row for row in json.loads((folder / f"{name}.json").read_text())["rows"]}
+
+    replayed = rows("replay")
+    assert replayed["lru 0.5"]["status"] == "done"
+    assert replayed["lru 0.5"]["result"]["real"]["device"] == "host"
+    assert replayed["lru 0.5"]["result"]["decode_tokens_per_s"] > 0
+    assert rows("live")["tiny_mixtral lru"]["result"] | {"makespan_s": 0} == {
+        "steps": 3, "makespan_s": 0, "lossless": True, "equal": True,
+    }  # fmt: skip
+    loads = rows("copies")["in_flight=2"]["result"]
+    assert loads["services"] >= 2
+    assert loads["bytes_per_s"] > 0
+    checks = json.loads((folder / "verify.json").read_text())
+    assert checks["all"]
+    assert len(checks["checks"]) > 50
+    assert all(one["holds"] for one in checks["checks"])
+    timed = json.loads((folder / "kernels.json").read_text())
+    assert timed["all"]
+    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= {row["operator"] for row in timed["rows"]}
+    validated = json.loads((folder / "validation" / "validation.json").read_text())
+    assert [one["first_difference"] for one in validated["checks"]] == [None, None]
+    page = (folder / "report.md").read_text()
+    assert "A rehearsal on the host: no figure here is a GPU's" in page
+    assert "| kernels against fp64 | all, within 1e-5 |" in page
+    assert "| lru 0.5 |" in page
+
+
+def test_every_piece_runs_with_the_host_as_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "STORES", tmp_path / "stores")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    context = Context("host", "tiny", folder, Deadline(600))
+    for piece in PIECES:
+        piece.load()(context)
+    state = {"device": "host", "size": "tiny", "pieces": {piece.name: outcome(piece.name) for piece in PIECES}}
+    (folder / "suite.json").write_text(json.dumps(state))
+    REPORT.load()(context)
+    check(folder)
+
+
+@pytest.mark.thorough
+def test_the_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "real.suite", "device=host", "size=tiny", f"output={tmp_path / 'results'}",
+               "minutes=20", f"archive={tmp_path / 'all.tar.gz'}")  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    check(tmp_path / "results")
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert [f"{piece.name}: done before" in again.stdout for piece in PIECES] == [True] * len(PIECES)
+
+
+def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Context:
+    return Context(device, "tiny", folder, Deadline(seconds))
+
+
+def test_cells_are_kept_one_by_one_and_a_killed_one_has_failed(tmp_path: Path) -> None:
+    cells = Cells(context(tmp_path), "runs")
+    cells.run("a", lambda: 1, 0.0)
+
+    def killed() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cells.run("b", killed, 0.0)
+    again = Cells(context(tmp_path), "runs")
+    assert [(row["cell"], row["status"]) for row in again.rows] == [("a", "done"), ("b", "failed")]
+    again.run("b", lambda: 2, 0.0)
+    assert again.done() == {"a": 1}, "what has ended its process is not tried again"
+
+
+def test_a_cell_that_cannot_run_is_refused_and_one_that_fails_on_a_gpu_asks_for_another_process(tmp_path: Path) -> None:
+    cells = Cells(context(tmp_path, "cuda"), "runs")
+
+    def refuse() -> None:
+        raise ValueError("device=cuda does not run this")
+
+    def fault() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    cells.run("a", refuse, 0.0)
+    with pytest.raises(GoOnAfresh):
+        cells.run("b", fault, 0.0)
+    again = Cells(context(tmp_path, "cuda"), "runs")
+    again.run("a", refuse, 0.0)
+    again.run("b", fault, 0.0)
+    again.run("c", lambda: 3, 0.0)
+    assert [row["status"] for row in again.rows] == ["refused", "failed", "done"]
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+    cells = Cells(context(tmp_path, seconds=1.0), "runs")
+    cells.run("long", lambda: 1, 5.0)
+    assert json.loads((tmp_path / "runs.json").read_text()) == {"rows": [], "left_out": ["long"]}

@@ -1,0 +1,64 @@
+"""The report's targets by hand: shares of a copy, of FloE's ceiling, and of the link's peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real.suite.context import Context
+from real.suite.report import targets
+from real.suite.runs import rates
+from sim.record import Record
+
+
+def row(operator: str, median_ns: float, read_bytes: int, share: float, shape: str = "mixtral") -> dict[str, Any]:
+    return {"operator": operator, "shape": shape, "median_ns": median_ns, "read_bytes": read_bytes, "share": share}
+
+
+def told(folder: Path) -> list[str]:
+    return [line for line in targets(Context("cuda", "full", folder)) if line.startswith("| ") and "target" not in line]
+
+
+def test_only_large_matrices_have_a_target_and_one_that_misses_says_so(tmp_path: Path) -> None:
+    Context("cuda", "full", tmp_path).save("kernels", {"rows": [
+        row("gemv int4 by size", 1, 63 << 20, 0.1), row("gemv int4 by size", 1, 64 << 20, 0.8),
+        row("expert int4", 1, 99 << 20, 0.79),
+    ]})  # fmt: skip
+    first, second = told(tmp_path)
+    assert first.endswith("| >= 80% | 80.0% | holds |")
+    assert second.endswith("| >= 80% | 79.0% | **missed** |")
+
+
+def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_path: Path) -> None:
+    """A tenth kept: a third and a fifteenth of the bytes, 0.4, at most 2.5 times as fast; 2.25 times is 90 % of it."""
+    Context("cuda", "full", tmp_path).save("kernels", {"rows": [
+        row("expert bf16", 2250, 1, 1), row("up and sparse_expert 10% kept", 1000, 1, 1),
+    ]})  # fmt: skip
+    (line,) = told(tmp_path)
+    assert line.endswith("| >= 85% | 90.0% | holds |")
+
+
+def test_loads_are_judged_by_the_best_copy_from_pinned_memory(tmp_path: Path) -> None:
+    context = Context("cuda", "full", tmp_path)
+    context.save("facts", {"copies": [{"memory": "pinned", "bytes_per_s": 50e9}, {"memory": "back", "bytes_per_s": 90e9}]})
+    context.save("copies", {"rows": [
+        {"cell": "in_flight=1", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 45e9}},
+        {"cell": "in_flight=2", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 48e9}},
+        {"cell": "small", "result": {"bytes": 1 << 20, "bytes_per_s_behind": 1e9}},
+    ]})  # fmt: skip
+    assert [line.split(" | ")[-2:] for line in told(tmp_path)] == [["90.0%", "**missed** |"], ["96.0%", "holds |"]]
+
+
+def test_a_rate_behind_another_counts_the_gap_between_them() -> None:
+    """Three of 1000 B on link 0 in 100 ns each; the second begins where the first ends and takes 200 from there."""
+    record = Record()
+    record.service_link += [0, 0, 0, 1]
+    record.service_start_ns += [0, 100, 500, 0]
+    record.service_end_ns += [100, 300, 600, 9]
+    record.service_bytes += [1000, 1000, 1000, 5]
+    found = rates(record)
+    assert (found["services"], found["behind_another"]) == (3, 1)
+    assert found["bytes_per_s"] == pytest.approx(1000 / 100 * 1e9)
+    assert found["bytes_per_s_behind"] == pytest.approx(1000 / 200 * 1e9)
