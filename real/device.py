@@ -105,6 +105,12 @@ class Device(Protocol):
         It ends after that of the same transfer on an outer link, where that has only handed it on.
         """
 
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+        """What has been issued behind the services of a link will be served next, by the engine that is free first.
+
+        Its slot is claimed, and nothing overtakes it. Announcing again changes nothing, nor need a device listen.
+        """
+
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         """Report the first end of a chunk after now, if it comes before the service's own; or do so no more.
 
@@ -184,6 +190,8 @@ class NullDevice:
         self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
         if service.head_ns >= 0:
             self._heads[service.row] = (service, service.start_ns + service.head_ns)
+
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None: ...
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         if not is_wanted:

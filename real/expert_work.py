@@ -15,6 +15,9 @@ from real.experts_swap import ExpertForm, add_up, rows_of
 from real.store import Store
 from sim.types import Geometry
 
+MOST_DRAWN = 2048
+"""Rows of stand-in weights that are random."""
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -81,6 +84,10 @@ class ExpertWork:
         weights = self.weights
         outputs = [max(1, params // weights.hidden) for params in weights.dense_params]
         if self._dense is None:
-            draw = torch.Generator().manual_seed(1)
-            self._dense = torch.randn(max(outputs), weights.hidden, generator=draw).to(weights.dtype)
+            # The same rows again and again: a head of Mixtral's size would take seconds to draw.
+            drawn = torch.randn(
+                min(max(outputs), MOST_DRAWN), weights.hidden, generator=torch.Generator().manual_seed(1)
+            )
+            times = -(-max(outputs) // len(drawn))
+            self._dense = drawn.to(weights.dtype).repeat(times, 1)[: max(outputs)].contiguous()
         torch.nn.functional.linear(self._noise.expand(rows, -1), self._dense[: outputs[site]])

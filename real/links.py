@@ -87,6 +87,9 @@ class Links:
             line.waiting.append(following)
         while line.waiting and line.free:
             self._begin(link, line.waiting.popleft())
+        if line.waiting:
+            following = line.waiting[0]
+            self._device.announce(link, following.number, following.key, following.left_bytes)
 
     # ---- what is issued
 

@@ -85,6 +85,10 @@ class ThreadedDevice:
         """Move some bytes of a service on."""
         raise NotImplementedError
 
+    def _own_works(self) -> dict[str, Callable[[], None]]:
+        """Loops of further threads by name. They end when the device is closed; ``_news`` tells them of it."""
+        return {}
+
     def _perform(self, worker: Worker, job: Job) -> None:
         """What a job consists of, beside its time."""
 
@@ -103,6 +107,7 @@ class ThreadedDevice:
         self._cpu = Worker(self.lock, listener.on_cpu_result)
         self._predictor = Worker(self.lock, listener.on_prediction)
         works = {f"engine {s.engine} of link {s.link}": partial(self._load, s) for seats in self._seats for s in seats}
+        works |= self._own_works()
         works["CPU worker"] = partial(self._work, self._cpu)
         works["predictor"] = partial(self._work, self._predictor)
         self._threads = [Thread(target=self._guard, args=work, name=work[0], daemon=True) for work in works.items()]
@@ -151,6 +156,8 @@ class ThreadedDevice:
         work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
         self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
         self._call(service.link)
+
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None: ...
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         self._seats[service.link][service.engine].is_asked = is_wanted

@@ -9,7 +9,8 @@ slower one: real schedules, nominal durations. Results of such runs are *emulate
 device remain its own.
 
 Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store (``source=ram``), what link 1 has
-brought into a pinned transit buffer, or the file by way of staging buffers. There is no managed RAM tier.
+brought into a pinned transit buffer, or the file by way of staging buffers. There is no managed RAM tier. Where two
+transfers may be in flight the second one's copy is given to the stream behind the first (`real.cuda.feeder`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Source
+from real.cuda.feeder import Feeder
 from real.cuda.host import HostRuntime
 from real.cuda.runtime import CudaRuntime, Runtime, Stream
 from real.cuda.segments import Segments, tables_bytes
@@ -66,6 +68,7 @@ class CudaDevice(ThreadedDevice):
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
         self._transit: dict[int, Tensor] = {}  # by transfer
         self._cpu_inputs: dict[int, Tensor] = {}
+        self._feeder: Feeder | None = None
         self._own = local()
         self._readers: list[Reader] = []
         self.load_s = 0.0
@@ -97,7 +100,7 @@ class CudaDevice(ThreadedDevice):
         # A capture looks at slots, too.
         self._put_behind(self.stream, self._engines[0].stream)
         self._segments = self._capture() if self._uses_graphs else None
-        self._warm_spins()
+        self._warm_up()
         for engine in self._engines:
             self._put_behind(engine.stream, self.stream)
         self.slots.seal()
@@ -106,10 +109,16 @@ class CudaDevice(ThreadedDevice):
         self._stream_before = self._runtime.make_current(self.stream)
         super().open(listener, engines)
 
-    def _warm_spins(self) -> None:
-        """Kernels are compiled for kinds of numbers: one, multiples of 16, others, and more than 31 bits. Not in a
-        run.
+    def _warm_up(self) -> None:
+        """What a first call brings belongs before the run: libraries' workspaces, which stay allocated, and kernels,
+        which are compiled for kinds of numbers (0, 1, multiples of 16, others).
         """
+        for rows in (1, 2):
+            for key in self._controller.slots.initial[:1]:
+                self._compute_expert(key, rows)
+            if not self._is_padded:
+                for site in (0, -1):
+                    self._runtime.run(self.stream, partial(self._work_of.run_dense, site, rows))
         if self._is_paced or self._is_padded:
             for due_ns in (0, 1, 3):
                 self._runtime.stamp(self._clock, self.stream)
@@ -181,6 +190,23 @@ class CudaDevice(ThreadedDevice):
 
     # ---- what moves
 
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+        if self._feeder is not None and link == 0:
+            current = self._seats[0][0].service
+            assert current is not None, "something is announced behind nothing"
+            self._feeder.announce(number, key, moved_bytes, current.number)
+
+    def _own_works(self) -> dict[str, Callable[[], None]]:
+        """A feeder, where services are whole, free and by themselves."""
+        loader, is_alone = self._controller.loader, self._controller.route.engines == (1,)
+        if loader.in_flight < 2 or loader.chunk_bytes or self._is_paced or not is_alone:
+            return {}
+        self._feeder = Feeder(
+            self._runtime, self.slots, self._engines[0], partial(self._home, engine=0), self._news,
+            lambda: self._is_closed or self._stop.is_set(),
+        )  # fmt: skip
+        return {"feeder": self._feeder.loop}
+
     def serve(self, service: Service) -> None:
         self._base[service.row] = self._moved.setdefault((service.link, service.number), 0)
         if service.link == 0:
@@ -191,6 +217,8 @@ class CudaDevice(ThreadedDevice):
         """Link 0: all of it at once, or chunk by chunk where it may be cut. The others are the host's."""
         if service.link:
             super()._copy_paced(seat, service)
+            return
+        if self._feeder is not None and self._feeder.await_end(service.number, self._patience_s):
             return
         engine, slot = self._engines[service.engine], self.slots.of(service.key)
         base, step = self._base[service.row], service.chunk_bytes or service.moved_bytes
@@ -234,7 +262,10 @@ class CudaDevice(ThreadedDevice):
             self._news.notify_all()
 
     def _end(self, engine: CopyEngine, service: Service) -> None:
-        engine.end(self.slots.of(service.key))
+        end = self.slots.end_write(self.slots.of(service.key), engine.stream)
+        if self._feeder is not None:
+            self._feeder.was_issued(service.number)
+        self._runtime.synchronize(end)
         with self.lock:
             if (buffer := self._transit.pop(service.number, None)) is not None:
                 self._free_transit.append(buffer)
@@ -382,7 +413,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
             not controller.payload.whole,
         "loader.copies=free (no copy takes no time)": loader.copies == "free",
         "loader.write_back (weights are never copied back)": loader.write_back,
-
+        "engine.source=mmap (page faults)": engine.source == "mmap",
     }  # fmt: skip
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
         raise ValueError(f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from real.suite.context import AGAIN, write_json
+from real.suite.context import AGAIN, PART, write_json
 from real.suite.pieces import REPORT, Piece
 
 STATE = "suite.json"
@@ -33,7 +33,7 @@ ARCHIVED_BYTES = 4 << 20
 
 @dataclass
 class Outcome:
-    """What became of a piece: ``done``, ``failed``, ``out of time``, ``left out`` or ``interrupted``."""
+    """What became of a piece: ``done``, ``in part`` (for want of time), ``failed``, ``out of time``, ``left out``."""
 
     status: str
     seconds: float = 0.0
@@ -77,6 +77,9 @@ class Suite:
             if left_s < piece.least_s:
                 self._note(piece, Outcome("left out", 0.0, f"{max(0, left_s):.0f} s were left, it needs some"))
                 continue
+            if piece.name in again:
+                # Else its cells would be taken as tried.
+                (self.folder / f"{piece.name}.json").unlink(missing_ok=True)
             self._note(piece, self._conduct(piece, min(piece.seconds, left_s)))
         self._note(REPORT, self._conduct(REPORT, max(REPORT.seconds, end - time.monotonic())))
         return all(self._is_done(piece) for piece in (*pieces, REPORT))
@@ -110,6 +113,8 @@ class Suite:
                 return Outcome("done", took)
             if status is None:
                 return Outcome("out of time", took, f"ended after {seconds:.0f} s; {last_line(log)}")
+            if status == PART:
+                return Outcome("in part", took, last_line(log))
             # A signal of its own (a fault in native code) leaves cells undone; so does a GPU's error.
             if status != AGAIN and status > 0:
                 return Outcome("failed", took, last_line(log))
@@ -128,9 +133,6 @@ class Suite:
                 return process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return None
-            except BaseException:
-                self.outcomes[piece.name] = Outcome("interrupted")
-                raise
             finally:
                 end_group(process)
 

@@ -15,6 +15,14 @@ AGAIN = 75
 REFUSED = (ValueError,)
 
 
+PART = 74
+"""The exit status of a piece that has left something out for time."""
+
+
+class LeftOut(Exception):
+    """There was no time for all of it; says what is left out."""
+
+
 class GoOnAfresh(Exception):
     """A cell has failed on a GPU: what is left belongs to another process."""
 
@@ -99,6 +107,11 @@ class Cells:
     def done(self) -> dict[str, Any]:
         """Results by cell."""
         return {row["cell"]: row["result"] for row in self.rows if row["status"] == "done"}
+
+    def check_whole(self) -> None:
+        """Raise LeftOut where there was no time for some."""
+        if self.left_out:
+            raise LeftOut(f"no time for {', '.join(self.left_out)}")
 
     @property
     def longest_s(self) -> float:

@@ -1,6 +1,7 @@
 """One piece in a process of its own: ``python -m real.suite.piece NAME FOLDER DEVICE SIZE SECONDS``.
 
-Exit status: 0; 75 where it is to go on in another process; 1 with a traceback where it failed.
+Exit status: 0; 74 where something was left out for time, 75 where it is to go on in another process; 1 with a traceback
+where it failed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from real.suite.context import AGAIN, Context, Deadline, GoOnAfresh
+from real.suite.context import AGAIN, PART, Context, Deadline, GoOnAfresh, LeftOut
 from real.suite.pieces import piece_of
 
 
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str]) -> int:
         piece_of(name).load()(context)
     except GoOnAfresh:
         return AGAIN
+    except LeftOut as told:
+        print(told, file=sys.stderr)
+        return PART
     except Exception as error:
         traceback.print_exc()
         # The last line is what the suite tells.

@@ -27,6 +27,7 @@ class Size:
     validated_budgets: tuple[float, ...] = (0.6,)
     repeats: int = 3
     verify_real: bool = True
+    live: tuple[str, ...] = ("lru", "mixtral_offloading", "hobbit")
     live_tokens: int = 24
     calibration: str = "full"
 
@@ -45,7 +46,7 @@ SIZES = {
     "full": Size(
         words=("model=tiny_gates_mixtral_sizes", "hardware=h200_sxm_pcie5", "trace=tiny_mixtral", *SHORT,
                "workload.prompt_tokens=8", "workload.decode_tokens=12", "engine.dtype=float16",
-               "engine.patience_s=20"),
+               "engine.patience_s=20", "engine.stand_in_gib=0.4"),
         budgets=(0.6, 0.4, 0.8), bench=Bench(), copy_bits=tuple(range(12, 29, 2)),
         gather=(14336, 16384, (1, 5, 10, 25, 50, 100, 200), (1, 4, 16)),
     ),
@@ -57,7 +58,7 @@ SIZES = {
     "tiny": Size(
         words=("trace=tiny_mixtral", *SHORT, "workload.prompt_tokens=2", "workload.decode_tokens=2"),
         budgets=(0.5,), bench=TINY_BENCH, copy_bits=(12, 14), gather=(64, 64, (1, 10), (1,)),
-        systems=("lru", "floe"), validated=("lru", "load_on_demand"), validated_budgets=(0.5,), repeats=1,
-        verify_real=False, live_tokens=2, calibration="tiny",
+        systems=("lru", "floe"), live=("lru",), validated=("lru", "load_on_demand"), validated_budgets=(0.5,),
+        repeats=1, verify_real=False, live_tokens=2, calibration="tiny",
     ),
 }  # fmt: skip

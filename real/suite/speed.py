@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from real.cuda.runtime import runtime_of
-from real.suite.context import Context
+from real.suite.context import Context, LeftOut
 from real.suite.sizes import SIZES
 
 SAVE_EVERY = 8
@@ -44,6 +44,8 @@ def verify(context: Context) -> None:
             f"{len(wrong)} of {len(rows)} checks fail, first {first['operator']} {first['shape']}: "
             f"{first['reason'] or first['error']}"
         )
+    if left_out:
+        raise LeftOut(f"no time for what comes after {rows[-1]['operator']} of {rows[-1]['shape']}")
 
 
 def kernels(context: Context) -> None:
@@ -57,5 +59,5 @@ def kernels(context: Context) -> None:
         rows.append({**asdict(timed), "bytes_per_s": timed.bytes_per_s})
         context.save("kernels", told)
         if not context.deadline.has(3):
-            return
+            raise LeftOut(f"no time for what comes after {timed.operator} of {timed.shape}")
     context.save("kernels", {**told, "all": True})

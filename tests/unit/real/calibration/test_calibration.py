@@ -18,13 +18,15 @@ from sim.build import build
 from sim.configure import configure
 from sim.engine import simulate
 
-MACHINE = Machine("test_machine", "cpu", "a processor", "torch 9", "2026-01-02", "storage", "a file", 8 << 30, 1 << 30, None)
+MACHINE = Machine(
+    "test_machine", "cpu", "a processor", "torch 9", "2026-01-02", "storage", "a file", 8 << 30, 1 << 30, None
+)
 PARAMS = 1_000_000.0
 
 
 def facts() -> Facts:
-    """A link of 2 GB/s after 50 us; experts of 2 MB that read 10 GB/s, or compute 100 GFLOP/s, and 3 launches of 1 us."""
-    found = Facts(
+    """A link of 2 GB/s after 50 us; experts of 2 MB read at 10 GB/s or computed at 100 GFLOP/s, 3 launches of 1 us."""
+    return Facts(
         copy=[(size, 50_000 + size / 2) for size in (4096, 65536, 1 << 20, 2_000_000)],
         overlapped=[(2_000_000, 1.2 * (50_000 + 1_000_000))],
         experts={"fp16": [(rows, 3_000 + max(200_000, rows * 20_000)) for rows in (1, 2, 64)],
@@ -33,7 +35,6 @@ def facts() -> Facts:
         on_cpu=[(1, 700_000.0)], dense=40_000.0, tail=90_000.0, operation=1_000.0,
         host={"sync": 1000, "issue": 2000, "wake": 3000, "post": 4000},
     )  # fmt: skip
-    return found
 
 
 def test_a_straight_line_is_found_again() -> None:
@@ -83,7 +84,12 @@ def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
     machine = written(tmp_path)
     assert [machine.hop_ns(0, size) for size, _ in facts().copy] == [round(ns) for _, ns in facts().copy]
     assert machine.links[0].hop_ns(1_000_000) == pytest.approx(550_000, abs=2)
-    assert (machine.validated, machine.preset, machine.memory_gib, machine.reserved_gib) == ("measured", "calibrated", 8, 1)
+    assert (machine.validated, machine.preset, machine.memory_gib, machine.reserved_gib) == (
+        "measured",
+        "calibrated",
+        8,
+        1,
+    )
     assert machine.host.costs.wake_ns == 3000
     assert machine.compute.operation_ns(0, 2_000_000, 3) == pytest.approx(203_000, abs=2)
     text = (tmp_path / "hardware" / "test_machine.yaml").read_text()

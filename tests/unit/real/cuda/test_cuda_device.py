@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 
 import real.cuda.device
 from real.cuda.device import CudaDevice
-from real.execute import replay_driver
+from real.execute import measure, replay_driver
 from real.live_run import live_driver, prepare
 from real.prepare import Prepared, prepare_replay, read_request
 from sim.build import ROOT
@@ -103,7 +103,9 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
     "overrides",
     [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
      pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
-     pytest.param(("system=lru", "loader.in_flight=2"), marks=pytest.mark.thorough)],
+     ("system=load_on_demand", "loader.in_flight=2"), ("system=lru", "engine.source=direct"),
+     pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough),
+     pytest.param(("system=lru", "hardware=rtx4090_nvme", "engine.source=direct"), marks=pytest.mark.thorough)],
     ids=" ".join,
 )  # fmt: skip
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
@@ -117,9 +119,25 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert loads > 10
     device = cast(CudaDevice, run.device)
     assert sum(engine.num_copies for engine in device._engines) >= loads
+    assert (device._feeder is not None) == ("loader.in_flight=2" in overrides)
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
     assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
     assert not device.slots.tensors, "the slots are given back when the run has ended"
+
+
+def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:
+    with pytest.raises(ValueError, match=r"does not run engine.source=mmap \(page faults\); choose device=null"):
+        prepared("device=cuda", "system=lru", "engine.source=mmap")
+
+
+def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
+    run = prepared("device=host", "system=lru", "trace.max_sequences=1", "workload=hobbit_16_128",
+                   "workload.prompt_tokens=2", "workload.decode_tokens=2")  # fmt: skip
+    driver = replay_driver(run)
+    record = driver.drive()
+    told = measure(run, run.run, driver, record).summary["real"]
+    assert (told["device"], told["gpu"], told["stands_for"]) == ("host", "host", None)
+    assert told["slot_bytes"] == cast(CudaDevice, run.device).slots.num_bytes > 0
 
 
 def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:

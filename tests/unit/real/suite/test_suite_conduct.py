@@ -56,8 +56,8 @@ def test_a_crash_and_a_failure_leave_the_other_pieces(suite: Make) -> None:
 
 
 def test_a_piece_that_hangs_is_ended_with_all_that_it_has_started(suite: Make) -> None:
-    code = ("import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-            "; open('{folder}/child', 'w').write(str(child.pid)); time.sleep(60)")  # fmt: skip
+    code = ("import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); "
+            "open('{folder}/child', 'w').write(str(child.pid)); time.sleep(60)")  # fmt: skip
     one = suite({"hangs": code})
     began = time.monotonic()
     assert one.run([piece("hangs", 1.5), piece("next")]) is False
@@ -86,6 +86,24 @@ def test_what_has_been_done_is_not_done_again_unless_asked(suite: Make) -> None:
     assert [(mended.folder / f"{name}.ran").read_text() for name in ("first", "second")] == ["xx", "x"]
 
 
+def test_what_was_done_in_part_goes_on_the_next_time(suite: Make) -> None:
+    code = (
+        DONE + "; print('no time for b'); sys.exit(74 if pathlib.Path('{folder}/{name}.ran').read_text() == 'x' else 0)"
+    )
+    one = suite({"runs": code})
+    assert one.run([piece("runs")]) is False
+    assert (one.outcomes["runs"].status, one.outcomes["runs"].reason) == ("in part", "no time for b")
+    assert suite({"runs": code}).run([piece("runs")]) is True
+
+
+def test_a_piece_that_is_asked_for_again_forgets_its_results(suite: Make) -> None:
+    one = suite()
+    assert one.run([piece("first")]) is True
+    (one.folder / "first.json").write_text("{}")
+    assert suite().run([piece("first")], again=["first"]) is True
+    assert not (one.folder / "first.json").exists()
+
+
 def test_without_time_pieces_are_left_out_and_the_report_is_made_all_the_same(suite: Make) -> None:
     one = suite(seconds=10.05)
     assert one.run([piece("first", least_s=5.0)]) is False
@@ -112,5 +130,6 @@ def test_the_archive_holds_every_result_so_far(suite: Make, tmp_path: Path) -> N
     one.say = say
     one.run([piece("first"), piece("last", 1.0)])
     assert {"first.ran", "first.log", STATE} <= seen[0], "it is there before the next piece begins"
-    assert "report.ran" in {Path(name).name for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as packed:
+        assert "report.ran" in {Path(name).name for name in packed.getnames()}
     assert not [name for name in os.listdir(tmp_path) if ".part" in name]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import real.suite.runs as runs
-from real.suite.context import Cells, Context, Deadline, GoOnAfresh
+from real.suite.context import Cells, Context, Deadline, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT
 from sim.build import ROOT
 
@@ -42,7 +42,9 @@ def check(folder: Path) -> None:
     assert all(one["holds"] for one in checks["checks"])
     timed = json.loads((folder / "kernels.json").read_text())
     assert timed["all"]
-    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= {row["operator"] for row in timed["rows"]}
+    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= {
+        row["operator"] for row in timed["rows"]
+    }
     validated = json.loads((folder / "validation" / "validation.json").read_text())
     assert [one["first_difference"] for one in validated["checks"]] == [None, None]
     page = (folder / "report.md").read_text()
@@ -117,3 +119,8 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     cells = Cells(context(tmp_path, seconds=1.0), "runs")
     cells.run("long", lambda: 1, 5.0)
     assert json.loads((tmp_path / "runs.json").read_text()) == {"rows": [], "left_out": ["long"]}
+    with pytest.raises(LeftOut, match="no time for long"):
+        cells.check_whole()
+    later = Cells(context(tmp_path), "runs")
+    later.run("long", lambda: 1, 5.0)
+    later.check_whole()

@@ -42,7 +42,9 @@ def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_pa
 
 def test_loads_are_judged_by_the_best_copy_from_pinned_memory(tmp_path: Path) -> None:
     context = Context("cuda", "full", tmp_path)
-    context.save("facts", {"copies": [{"memory": "pinned", "bytes_per_s": 50e9}, {"memory": "back", "bytes_per_s": 90e9}]})
+    context.save(
+        "facts", {"copies": [{"memory": "pinned", "bytes_per_s": 50e9}, {"memory": "back", "bytes_per_s": 90e9}]}
+    )
     context.save("copies", {"rows": [
         {"cell": "in_flight=1", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 45e9}},
         {"cell": "in_flight=2", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 48e9}},
