@@ -177,8 +177,6 @@ def weights_of(request: Request, model: Model, store: Store, forms: Sequence[Exp
 
 def _to_gpu(model: Any) -> None:
     """What a model has beside its experts. Streams of a run do not wait for what moves it: that must be over."""
-    if not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
     model.to("cuda")
     torch.cuda.synchronize()
 
@@ -193,7 +191,7 @@ def prepare_live(request: Request, trace: Trace | None = None, advance: Advance 
             f"{', '.join(sorted(path.parent.name for path in BUNDLED.glob('*/config.json')))}, or give engine.weights"
         )
     weightless = load_weightless(settings_of(request, folder))
-    if request.device == "cuda":
+    if request.device == "cuda" and torch.cuda.is_available():
         _to_gpu(weightless.model)
     store = open_store(request, model, folder, weightless.forms, advance)
     run = build(request.simulated, request.system, trace, stored_bytes=[v.num_bytes for v in store.header.variants])

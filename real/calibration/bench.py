@@ -25,8 +25,9 @@ class DeviceBench:
         self.device: Any = prepared.device
         controller = prepared.run.controller
         self.geometry = controller.geometry
-        self.key, self.other = controller.slots.initial[:2]
-        """Of variants that are resident: the first one's slot is written, the other's is computed from meanwhile."""
+        self.key, self.other, *more = controller.slots.initial
+        """Of variants that are resident: all but the second are written in turn, which is computed from meanwhile."""
+        self._written = [self.key, *more]
         self._engines = controller.route.engines
         self._ended_ns: dict[int, int] = {}
         self._cpu_ns: list[int] = []
@@ -60,8 +61,10 @@ class DeviceBench:
     def begin(self, moved_bytes: int) -> Service:
         """A service on link 0."""
         with self.device.lock:
-            # A number of its own: the device counts what it has moved of each transfer.
-            service = Service(self._rows, 0, 0, self._rows, self.key, moved_bytes, self.device.now_ns(), lambda b: 0)
+            # A number of its own, since the device counts what it has moved of each transfer, and another place of the
+            # store each time, since a drive keeps what it read last.
+            key = self._written[self._rows % len(self._written)]
+            service = Service(self._rows, 0, 0, self._rows, key, moved_bytes, self.device.now_ns(), lambda b: 0)
             self._rows += 1
             self.device.serve(service)
         return service

@@ -27,13 +27,15 @@ SYSTEM, SHARE = "lru", 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them for links and runs;
+    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them for links and runs,
+    those after it with ``other_words``;
     ``rows`` of an expert's computations; ``repeats`` of everything; ``has_time(s)`` is asked before each part that can
     be done without, and what it refuses is left out.
     """
 
     words: tuple[str, ...]
     precisions: tuple[str, ...] = ("fp16", "int8", "int4", "int2")
+    other_words: tuple[str, ...] = ()
     rows: tuple[int, ...] = (1, 2, 4, 16, 64)
     least_bytes: int = 4096
     repeats: int = 7
@@ -94,8 +96,8 @@ def _if_time(plan: Plan, facts: Facts, what: str, seconds: float, work: Callable
         facts.left_out.append(what)
 
 
-def prepared_with(plan: Plan, precision: str) -> Prepared:
-    return prepare_replay(request_of((*plan.words, f"precision={precision}"), SYSTEM, SHARE))
+def prepared_with(plan: Plan, precision: str, *words: str) -> Prepared:
+    return prepare_replay(request_of((*plan.words, f"precision={precision}", *words), SYSTEM, SHARE))
 
 
 def _one_precision(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts, precision: str) -> None:
@@ -119,7 +121,7 @@ def _one_precision(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Fa
 
 def _other(plan: Plan, facts: Facts, precision: str) -> None:
     try:
-        prepared = prepared_with(plan, precision)
+        prepared = prepared_with(plan, precision, *plan.other_words)
     except StoreError as error:
         facts.left_out.append(f"experts in {precision}: {error}")
         return

@@ -137,9 +137,10 @@ def test_memory_that_is_not_pinned_is_found() -> None:
     b = bench()
     with pytest.raises(OrderError, match="not pinned"):
         load(b, 0, Pinned(content(0)))
+    held = b.arena.take(SIZE)
     b.arena.close()
     with pytest.raises(OrderError, match="not pinned"):
-        load(b, 1, Pinned(b.arena.take(SIZE)))
+        load(b, 1, Pinned(held))
 
 
 class File:

@@ -12,7 +12,7 @@ import pytest
 
 import real.suite.runs as runs
 from real.suite.context import Cells, Context, Deadline, GoOnAfresh, LeftOut
-from real.suite.pieces import PIECES, REPORT
+from real.suite.pieces import PIECES, REPORT, piece_of
 from sim.build import ROOT
 
 
@@ -20,20 +20,17 @@ def outcome(name: str) -> dict[str, Any]:
     return {"status": "done", "seconds": 1.0, "reason": ""}
 
 
+def rows(folder: Path, name: str) -> dict[str, Any]:
+    return {row["cell"]: row for row in json.loads((folder / f"{name}.json").read_text())["rows"]}
+
+
 def check(folder: Path) -> None:
-    """What a run of all pieces leaves."""
-
-    def rows(name: str) -> dict[str, Any]:
-        return {row["cell"]: row for row in json.loads((folder / f"{name}.json").read_text())["rows"]}
-
-    replayed = rows("replay")
+    """What the pieces that need no whole model leave."""
+    replayed = rows(folder, "replay")
     assert replayed["lru 0.5"]["status"] == "done"
     assert replayed["lru 0.5"]["result"]["real"]["device"] == "host"
     assert replayed["lru 0.5"]["result"]["decode_tokens_per_s"] > 0
-    assert rows("live")["tiny_mixtral lru"]["result"] | {"makespan_s": 0} == {
-        "steps": 3, "makespan_s": 0, "lossless": True, "equal": True,
-    }  # fmt: skip
-    loads = rows("copies")["in_flight=2"]["result"]
+    loads = rows(folder, "copies")["in_flight=2"]["result"]
     assert loads["services"] >= 2
     assert loads["bytes_per_s"] > 0
     checks = json.loads((folder / "verify.json").read_text())
@@ -42,25 +39,34 @@ def check(folder: Path) -> None:
     assert all(one["holds"] for one in checks["checks"])
     timed = json.loads((folder / "kernels.json").read_text())
     assert timed["all"]
-    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= {
-        row["operator"] for row in timed["rows"]
-    }
-    validated = json.loads((folder / "validation" / "validation.json").read_text())
-    assert [one["first_difference"] for one in validated["checks"]] == [None, None]
+    kinds = {row["operator"] for row in timed["rows"]}
+    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= kinds
     page = (folder / "report.md").read_text()
     assert "A rehearsal on the host: no figure here is a GPU's" in page
     assert "| kernels against fp64 | all, within 1e-5 |" in page
     assert "| lru 0.5 |" in page
 
 
-def test_every_piece_runs_with_the_host_as_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_models(folder: Path) -> None:
+    """What the others leave."""
+    assert rows(folder, "live")["tiny_mixtral lru"]["result"] | {"makespan_s": 0} == {
+        "steps": 3, "makespan_s": 0, "lossless": True, "equal": True,
+    }  # fmt: skip
+    validated = json.loads((folder / "validation" / "validation.json").read_text())
+    assert [one["first_difference"] for one in validated["checks"]] == [None, None]
+    assert "times stand for: host_measured" in (folder / "report.md").read_text()
+    assert "validated: none" in (folder / "hardware" / "host_measured.yaml").read_text()
+
+
+def test_pieces_run_with_the_host_as_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "STORES", tmp_path / "stores")
     folder = tmp_path / "results"
     folder.mkdir()
     context = Context("host", "tiny", folder, Deadline(600))
-    for piece in PIECES:
+    pieces = [piece_of(name) for name in ("probe", "verify", "kernels", "copies", "replay")]
+    for piece in pieces:
         piece.load()(context)
-    state = {"device": "host", "size": "tiny", "pieces": {piece.name: outcome(piece.name) for piece in PIECES}}
+    state = {"device": "host", "size": "tiny", "pieces": {piece.name: outcome(piece.name) for piece in pieces}}
     (folder / "suite.json").write_text(json.dumps(state))
     REPORT.load()(context)
     check(folder)
@@ -73,6 +79,7 @@ def test_the_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     check(tmp_path / "results")
+    check_models(tmp_path / "results")
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert [f"{piece.name}: done before" in again.stdout for piece in PIECES] == [True] * len(PIECES)
 
