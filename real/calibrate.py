@@ -98,7 +98,7 @@ def plan_of(asked: Asked) -> Plan:
     if asked.size == "tiny":
         words = (*fixed, *TINY, *asked.words)
         return Plan(words, ("fp16", "int4"), rows=(1, 4), repeats=2, blocks=(4096,), depths=(1,), has_time=deadline.has)
-    sizes = ON_GPU if asked.device == "cuda" else ON_CPU
+    sizes: tuple[str, ...] = ON_GPU if asked.device == "cuda" else ON_CPU
     sizes = tuple(word for word in sizes if asked.device == "cpu" or word != "engine.source=direct")
     # Of other precisions one distinct expert is enough: rounding them takes longer than all else.
     plan = Plan((*fixed, *sizes, *asked.words), other_words=("engine.stand_in_gib=0.001",), has_time=deadline.has)

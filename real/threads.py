@@ -107,7 +107,7 @@ class ThreadedDevice:
         self._cpu = Worker(self.lock, listener.on_cpu_result)
         self._predictor = Worker(self.lock, listener.on_prediction)
         works = {f"engine {s.engine} of link {s.link}": partial(self._load, s) for seats in self._seats for s in seats}
-        works |= self._own_works()
+        works |= {name: partial(work) for name, work in self._own_works().items()}
         works["CPU worker"] = partial(self._work, self._cpu)
         works["predictor"] = partial(self._work, self._predictor)
         self._threads = [Thread(target=self._guard, args=work, name=work[0], daemon=True) for work in works.items()]

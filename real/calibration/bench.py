@@ -76,7 +76,7 @@ class DeviceBench:
     def await_end_ns(self, service: Service) -> int:
         """How long it took."""
         self.device.wait(lambda: service.row in self._ended_ns, lambda: f"service {service.row} has not ended")
-        return self._ended_ns[service.row] - service.start_ns
+        return int(self._ended_ns[service.row] - service.start_ns)
 
     def service_ns(self, moved_bytes: int) -> int:
         return self.await_end_ns(self.begin(moved_bytes))
@@ -93,11 +93,12 @@ class DeviceBench:
             began_ns = self.device.now_ns()
             self.device.compute_on_cpu(key, rows, 0)
         self.device.wait(lambda: len(self._cpu_ns) > count, lambda: "the CPU has not answered")
-        return self._cpu_ns[-1] - began_ns
+        return int(self._cpu_ns[-1] - began_ns)
 
     def overlapped_ns(self, moved_bytes: int, key: int) -> tuple[int, list[int]]:
         """A service while experts are computed one after another; what each of those took that it covered whole."""
-        service, took = self.begin(moved_bytes), []
+        took: list[int] = []
+        service = self.begin(moved_bytes)
         while True:
             one = self.compute_ns(key, 1)
             if self.has_ended(service):

@@ -106,9 +106,8 @@ def _one_precision(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Fa
     facts.expert_bytes[precision] = bench.geometry.bytes_of(bench.key)
     assert prepared.weights is not None
     store, dtype = prepared.weights.store, prepared.weights.dtype
-    slots, size = bench.device.slots, facts.expert_bytes[precision]
-    blob = slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
-    settle = torch.cuda.synchronize if blob.is_cuda else lambda: None
+    blob = _like(bench)
+    settle = _settler(blob)
 
     def decode(_: int) -> int:
         began_ns = time.perf_counter_ns()
@@ -155,7 +154,7 @@ def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> 
 def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
     """The least operation, issued and waited for, on the stream that experts are computed on."""
     x = torch.zeros(8, device=_like(bench).device)
-    settle = torch.cuda.synchronize if x.is_cuda else lambda: None
+    settle = _settler(x)
 
     def one(count: int) -> int:
         began_ns = time.perf_counter_ns()
@@ -170,14 +169,22 @@ def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
 
 
 def _like(bench: DeviceBench) -> torch.Tensor:
-    slots = bench.device.slots
-    return slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory
+    """The bytes of a variant where experts are computed from."""
+    slots, size = bench.device.slots, bench.geometry.bytes_of(bench.key)
+    found: torch.Tensor = slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
+    return found
+
+
+def _settler(like: torch.Tensor) -> Callable[[], object]:
+    """What waits until all is over that has been launched where a tensor lies."""
+    wait: Any = torch.cuda.synchronize
+    return wait if like.is_cuda else lambda: None
 
 
 def _gates(bench: DeviceBench, prepared: Prepared, plan: Plan) -> Points:
     """The gates of 1 to 4 layers for one token, stacked."""
     model, like = prepared.run.model, _like(bench)
-    settle = torch.cuda.synchronize if like.is_cuda else lambda: None
+    settle = _settler(like)
     x_1H = torch.randn(1, model.hidden).to(like.device, torch.bfloat16)
 
     def gates(layers: int) -> int:

@@ -174,7 +174,7 @@ def _sparse(device: torch.device, shape: tuple[int, int], share: float, *, gathe
         keep_I = v_JI[j].abs() >= threshold_J[j]
         want.append((gate_I * torch.sigmoid(gate_I) * v_JI[j].double() * keep_I) @ down_IH)
     if not gathered:
-        got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, _slots(device), threshold_J)))
+        got = sparse_expert(x_H.to(device), v_JI.to(device), pairs.to(device), _slots(device), threshold_J.to(device))
         return _error(got, torch.stack(want))
     capacity = neurons + 3
     v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((2, capacity, 2 * hidden), torch.nan).bfloat16()
@@ -183,7 +183,7 @@ def _sparse(device: torch.device, shape: tuple[int, int], share: float, *, gathe
         chosen = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
         v_JC[j, : len(chosen)], rows[j, : len(chosen)] = v_JI[j, chosen], pairs[slot, chosen]
         count_J[j] = len(chosen)
-    got = gathered_expert(*(part.to(device) for part in (x_H, v_JC, rows, count_J)))
+    got = gathered_expert(x_H.to(device), v_JC.to(device), rows.to(device), count_J.to(device))
     return _error(got, torch.stack(want))
 
 

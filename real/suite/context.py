@@ -90,7 +90,8 @@ class Cells:
             self.left_out.append(cell)
             self._save()
             return
-        began, row = time.monotonic(), {"cell": cell, "status": "begun"}
+        began = time.monotonic()
+        row: dict[str, Any] = {"cell": cell, "status": "begun"}
         self.rows.append(row)
         self._save()
         try:

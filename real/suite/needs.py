@@ -71,8 +71,7 @@ def pack(modules: Sequence[str], output: Path) -> int:
     with tarfile.open(fileobj=content, mode="w") as archive:
         for path, name in files:
             archive.add(path, name)
-    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-    packed = lzma.compress(content.getvalue(), format=lzma.FORMAT_XZ, filters=filters)
+    packed = lzma.compress(content.getvalue(), format=lzma.FORMAT_XZ, preset=9)
     part = output.with_name(f"{output.name}.part{os.getpid()}")
     part.write_bytes(packed)
     os.replace(part, output)
