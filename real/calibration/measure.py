@@ -132,7 +132,8 @@ def _links(bench: DeviceBench, plan: Plan, facts: Facts) -> None:
     """Copies by size, alone and beside computation."""
     whole, sizes = bench.geometry.bytes_of(bench.key), []
     size = plan.least_bytes
-    while size < whole:
+    # Beyond the last two points the table goes on along their line: they must lie apart.
+    while 2 * size <= whole:
         sizes.append(size)
         size *= 4
     sizes.append(whole)
