@@ -104,8 +104,7 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
     [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
      pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
      ("system=load_on_demand", "loader.in_flight=2"), ("system=lru", "engine.source=direct"),
-     pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough),
-     pytest.param(("system=lru", "hardware=rtx4090_nvme", "engine.source=direct"), marks=pytest.mark.thorough)],
+     pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough)],
     ids=" ".join,
 )  # fmt: skip
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
