@@ -76,9 +76,9 @@ def print_summary(summary: Summary, console: Console) -> None:
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
         ("time to first token", summary["ttft_s"]["mean"], "s", ci["ttft_s"]),
-        ("  95th percentile of requests", summary["ttft_s"]["p95"], "s", None),
+        ("  p95 of requests", summary["ttft_s"]["p95"], "s", None),
         ("time per output token", summary["tpot_s"]["mean"], "s", ci["tpot_s"]),
-        ("  95th percentile of requests", summary["tpot_s"]["p95"], "s", None),
+        ("  p95 of requests", summary["tpot_s"]["p95"], "s", None),
         ("hit ratio (decode)", summary["hit_ratio"], "", ci["hit_ratio"]),
         ("makespan", summary["makespan_s"], "s", None),
         ("compute busy", summary["compute_busy_s"], "s", None),
@@ -87,16 +87,12 @@ def print_summary(summary: Summary, console: Console) -> None:
             for part, value in summary["stall_s"].items()
             if value
         ),
-        *(
-            (f"slowed by others: {party}", value, "s", None)
-            for party, value in (summary["slowed_s"] or {}).items()
-            if value
-        ),
+        *((f"slowed: {party}", value, "s", None) for party, value in (summary["slowed_s"] or {}).items() if value),
         *((f"link {link} busy", 100 * share, "%", None) for link, share in summary["link_utilisation"].items()),
         *((("hit ratio (RAM)", summary["ram"]["hit_ratio"], "", None),) if summary["ram"] else ()),
         ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
-        ("cold start: loading what is resident", summary["load_s"], "s", None),
-        ("all experts, where they rest", summary["storage_bytes"] / 1e9, "GB", None),
+        ("cold start", summary["load_s"], "s", None),
+        ("all experts", summary["storage_bytes"] / 1e9, "GB", None),
     ):
         bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
         table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
