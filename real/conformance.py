@@ -13,14 +13,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any, cast
 
 import numpy as np
 import simpy
 
 from real.recording import NEVER_NS, Lengths, Recording, Service, lengths_of
-from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, TRANSFER_END, Alarm
+from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, TRANSFER_END, Alarm, Clock, Entry
 from sim.calls import Call, Difference, RecordedController, RecordedWorkload
 from sim.controller import Controller
 from sim.costs import Durations
@@ -109,7 +108,7 @@ def _token_error(recorded: Record, replayed: Record) -> float:
     return float(np.percentile(np.abs(spans[1] - spans[0]) / np.maximum(spans[0], 1), 95))
 
 
-class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no types
+class RecordedOrder(Clock):
     """A clock and event heap that takes the recorded run's next call first, where it is a tie.
 
     An event that is held up happens later than it was to: at the time of what went before it.
@@ -118,39 +117,29 @@ class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no 
     def __init__(self, recording: Recording, tie_ns: int) -> None:
         super().__init__()
         self._calls, self._call_ns, self._tie_ns = recording.calls, recording.record.call_ns, tie_ns
-        self._time_ns = 0
-        self._events: list[tuple[int, int, int, simpy.Event]] = []
-        self._numbers = count()
         self.num_made = 0
         """Calls made so far: the recorded one of this number comes next."""
         self.forced = 0
 
-    @property
-    def now(self) -> int:
-        return self._time_ns
-
-    def schedule(self, event: simpy.Event, priority: int = 1, delay: int = 0) -> None:
-        heapq.heappush(self._events, (self._time_ns + delay, priority, next(self._numbers), event))
-
-    def peek(self) -> int:
-        return self._events[0][0] if self._events else NEVER_NS
+    def run(self, until: simpy.Event) -> None:
+        simpy.Environment.run(self, until)
 
     def step(self) -> None:
         """The next event: the first, or the recorded one."""
-        if not self._events:
+        if not self._queue:
             raise simpy.core.EmptySchedule
-        first = self._events[0]
+        first = self._queue[0]
         if not self._takes(first) and self._is_tie(first) and self._take_recorded():
             return
-        self._ring(heapq.heappop(self._events))
+        self._ring(heapq.heappop(self._queue))
 
     def _take_recorded(self) -> bool:
         """Let the event happen that makes the recorded next call, before its turn; False if there is none."""
-        found = min((event for event in self._events if self._takes(event)), default=None)
+        found = min((event for event in self._queue if self._takes(event)), default=None)
         if found is None or found[0] > self.peek() + self._tie_ns:
             return False
-        self._events.remove(found)
-        heapq.heapify(self._events)
+        self._queue.remove(found)
+        heapq.heapify(self._queue)
         self.forced += 1
         self._ring(found)
         return True
@@ -159,21 +148,20 @@ class RecordedOrder(simpy.Environment):  # type: ignore[misc]  # simpy ships no 
     def next_call(self) -> Call | None:
         return self._calls[self.num_made] if self.num_made < len(self._calls) else None
 
-    def _ring(self, entry: tuple[int, int, int, simpy.Event]) -> None:
+    def _ring(self, entry: Entry) -> None:
         time_ns, _, _, event = entry
-        self._time_ns = max(self._time_ns, time_ns)
+        self._now = max(self._now, time_ns)
         if isinstance(event, Alarm):
-            event.at_ns = self._time_ns
-        callbacks, event.callbacks = event.callbacks, None
-        for callback in callbacks:
+            event.at_ns = self._now
+        for callback in event.callbacks:
             callback(event)
 
-    def _takes(self, entry: tuple[int, int, int, simpy.Event]) -> bool:
+    def _takes(self, entry: Entry) -> bool:
         """Whether an event makes the recorded next call, as far as its priority tells."""
         call = self.next_call
         return call is None or _may_make(entry[1], call)
 
-    def _is_tie(self, entry: tuple[int, int, int, simpy.Event]) -> bool:
+    def _is_tie(self, entry: Entry) -> bool:
         """Whether an event's own call lies close to the recorded next one in the recording."""
         until_ns = self._call_ns[self.num_made] + self._tie_ns
         for index in range(self.num_made, len(self._calls)):
@@ -326,7 +314,7 @@ class MeasuredChunks(Measured, ChunkedLink):
         if chunk is not None:
             self._cut_at, end_ns = chunk
             alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self._cut_at))
-            alarm.set(now, self._since_ns + end_ns, self._order(transfer))
+            alarm.set(self._since_ns + end_ns, self._order(transfer))
 
     def _ring(self, transfer: Transfer, service: int, chunks: int, alarm: Alarm) -> None:
         self._on_cut(transfer, service, chunks, alarm.at_ns)
@@ -364,7 +352,7 @@ class MeasuredEngines(Measured, SharedLink):
             if engine.service not in self._alarmed:
                 self._alarmed.add(engine.service)
                 order = self._order(engine.transfer)
-                Alarm(self._env, partial(self._ring, order)).set(now, engine.latency_until_ns, order)
+                Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns, order)
 
     def _ring(self, order: int, alarm: Alarm) -> None:
         self._on_change(order, alarm.at_ns)

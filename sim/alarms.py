@@ -1,26 +1,57 @@
-"""Events that ring and can be set again, and their order at equal times (docs/design.md section 3)."""
+"""SimPy's clock and event heap, for events that ring again and again, and their order at equal times.
+
+See docs/design.md section 3.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
 
 import simpy
 
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
 """Priorities above SimPy's own (0 and 1), in the order of equal times; a number is added."""
 
+Entry = tuple[int, int, int, simpy.Event]
+"""As it lies on SimPy's heap: time, priority, number, event."""
+
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
     """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or rang."""
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[Alarm], None]) -> None:
+    def __init__(self, env: Clock, callback: Callable[[Alarm], None]) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
-        self.ring = [callback]
+        self.callbacks = [callback]
         self.at_ns = -1
 
-    def set(self, now: int, at_ns: int, priority: int) -> None:
+    def set(self, at_ns: int, priority: int) -> None:
+        """Ring at a time; of equal times the lower priority comes first, then what was set before."""
         self.at_ns = at_ns
-        self.callbacks = self.ring
-        self.env.schedule(self, priority, at_ns - now)
+        self.env.put((at_ns, priority, next(self.env.numbers), self))
+
+
+class Clock(simpy.Environment):  # type: ignore[misc]
+    """An environment of alarms: they cannot fail and keep their callbacks, so the loop is bare."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = self._eid
+        self.put: Callable[[Entry], None] = partial(heappush, self._queue)
+        """``schedule`` for a time instead of a delay, in one piece."""
+
+    def run(self, until: simpy.Event) -> None:
+        """Ring what is due, in order, until ``until`` does."""
+        queue, pop = self._queue, heappop
+        until.callbacks.append(simpy.core.StopSimulation.callback)
+        try:
+            while queue:
+                self._now, _, _, event = pop(queue)
+                for callback in event.callbacks:
+                    callback(event)
+        except simpy.core.StopSimulation:
+            return
+        raise RuntimeError("nothing is due any more, and the run has not ended")

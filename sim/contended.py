@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import simpy
-
-from sim.alarms import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Alarm
+from sim.alarms import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Alarm, Clock
 from sim.contention import COMPUTE, CPU
 from sim.contest import Contest
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
 from sim.engine import Engine
 from sim.links import ContendedLink
-from sim.record import HOST_TIME
 from sim.workload import Workload
 
 AT_WORK = 1 << 62
@@ -28,7 +25,7 @@ AT_WORK = 1 << 62
 class ContendedEngine(Engine):
     """While the stream stands, ``_free_ns`` is when it became free, or when its host time will be over."""
 
-    def __init__(self, env: simpy.Environment, controller: Controller, workload: Workload, durations: Durations,
+    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         assert isinstance(durations, ContendedDurations)
         assert durations.contention is not None
@@ -49,14 +46,13 @@ class ContendedEngine(Engine):
         self._free_ns = AT_WORK
         self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, done)
 
-    def _begin_site(self, now: int) -> None:
-        site = self._site = self._sites[self._at]
+    def _begin_site(self) -> None:
         if not self._streams_dense or self._block_is_there():
-            self._work(self._lead_ns[site] - self._sync_ns, NEED_DONE, self._on_dense_end)
+            self._work(self._lead_ns - self._sync_ns, NEED_DONE, self._on_dense_end)
 
     def _on_dense_end(self, alarm: Alarm) -> None:
         now = self._free_ns = alarm.at_ns
-        self._gate_alarm.set(now, now + self._sync_ns, GATE)
+        self._gate_alarm.set(now + self._sync_ns, GATE)
 
     def _compute(self, key: int, row: int) -> None:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)
@@ -79,14 +75,7 @@ class ContendedEngine(Engine):
         if self._free_ns != AT_WORK:
             super()._end_site_if_done(now)
 
-    def _end_site(self, now: int) -> None:
-        if self._post_ns:
-            self._idle(self._free_ns + self._post_ns, HOST_TIME)
-        self._end_ns.append(self._free_ns)
-        self._at += 1
-        if self._at < self._num_sites:
-            self._begin_site(now)
-            return
+    def _begin_tail(self, now: int) -> None:
         assert self._step is not None
         self._work(self.durations.tail_ns(self._step), SEQUENCE_END, self._on_tail_end)
 

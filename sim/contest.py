@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import simpy
-
-from sim.alarms import Alarm
+from sim.alarms import Alarm, Clock
 from sim.contention import WHOLE, Contention
 
 Done = Callable[[Alarm], None]
@@ -32,7 +30,7 @@ class Contest:
     ``slowed_ns``: by party, how much longer its finished work took than alone.
     """
 
-    def __init__(self, env: simpy.Environment, contention: Contention) -> None:
+    def __init__(self, env: Clock, contention: Contention) -> None:
         self._env, self._contention = env, contention
         self._draws: dict[int, Draw] = {}
         self._since_ns = 0
@@ -44,7 +42,7 @@ class Contest:
         """
         draw = Draw(party, now + latency_ns, work_ns, order, done)
         if latency_ns:
-            Alarm(self._env, lambda alarm: self._join(draw, alarm.at_ns)).set(now, draw.begins_ns, order)
+            Alarm(self._env, lambda alarm: self._join(draw, alarm.at_ns)).set(draw.begins_ns, order)
         else:
             self._join(draw, now)
 
@@ -87,7 +85,7 @@ class Contest:
                 at_ns = now + max(0, -(-draw.left // pace))
                 if draw.alarm is None or draw.alarm.at_ns != at_ns:
                     draw.alarm = self._alarm_of(draw)
-                    draw.alarm.set(now, at_ns, draw.order)
+                    draw.alarm.set(at_ns, draw.order)
 
     def _alarm_of(self, draw: Draw) -> Alarm:
         return Alarm(self._env, lambda alarm: self._end(draw, alarm))

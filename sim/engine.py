@@ -12,9 +12,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import simpy
-
-from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm
+from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
 from sim.links import SERVICE, make_link
@@ -40,7 +38,7 @@ class Group:
 def simulate(controller: Controller, workload: Workload, durations: Durations,
              progress: Callable[[int], None] | None = None) -> Record:  # fmt: skip
     """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
-    env = simpy.Environment()
+    env = Clock()
     kind = Engine
     if isinstance(durations, ContendedDurations) and durations.contention is not None:
         # It is made of this one.
@@ -65,14 +63,15 @@ class Engine:
 
     # What the common gate uses: of so many attributes Python finds those in slots sooner.
     __slots__ = (
-        "__dict__", "_arrivals", "_at", "_awaited", "_end_ns", "_free_ns", "_gate", "_gate_alarm",
-        "_gates", "_groups", "_idles", "_is_as_ready", "_is_simple_step", "_lead_ns", "_num_sites", "_one_token_ns",
-        "_only_link", "_releases", "_row", "_site", "_sites", "controller", "env",
+        "__dict__", "_arrivals", "_awaited", "_end_ns", "_free_ns", "_gate", "_gate_alarm", "_gates", "_groups",
+        "_idles", "_is_as_ready", "_is_common_step", "_is_simple_step", "_numbers", "_one_token_ns", "_only_link",
+        "_put", "_releases", "_row", "_site", "_walk", "controller", "env",
     )  # fmt: skip
 
-    def __init__(self, env: simpy.Environment, controller: Controller, workload: Workload, durations: Durations,
+    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
+        self._put, self._numbers = env.put, env.numbers
         record = NotedRecord()
         self.record: Record = record
         self._notes = record.notes
@@ -183,7 +182,7 @@ class Engine:
             self.done.succeed()
         elif isinstance(following, int):
             alarm = Alarm(self.env, lambda alarm: self._on_request(following, alarm.at_ns))
-            alarm.set(now, following + self._wake_ns, ARRIVAL)
+            alarm.set(following + self._wake_ns, ARRIVAL)
         else:
             self._begin_step(following, now)
 
@@ -202,16 +201,16 @@ class Engine:
             self._poll(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
+        self._is_common_step = self._is_simple_step and self._is_as_ready
         dense_ns = self.durations.dense_ns(step)
-        self._lead_ns = [ns + self._sync_ns for ns in dense_ns] if self._sync_ns else list(dense_ns)
-        self._sites, self._num_sites, self._at = step.sites, len(step.sites), 0
-        self._begin_site(now)
+        self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
+        self._site, self._lead_ns = next(self._walk)
+        self._begin_site()
 
-    def _begin_site(self, now: int) -> None:
-        site = self._site = self._sites[self._at]
-        if self._streams_dense and not self._block_is_there():
-            return
-        self._gate_alarm.set(now, self._free_ns + self._lead_ns[site], GATE)
+    def _begin_site(self) -> None:
+        """The dense work before the gate, once its block is there."""
+        if not self._streams_dense or self._block_is_there():
+            self._gate_alarm.set(self._free_ns + self._lead_ns, GATE)
 
     def _block_is_there(self) -> bool:
         geometry = self.controller.geometry
@@ -223,30 +222,29 @@ class Engine:
 
     def _pass_on(self, free_ns: int, now: int) -> None:
         """``_end_site`` of the common gate, and what follows, in one piece: this runs at every gate."""
-        at = self._at + 1
-        if at == self._num_sites:
-            self._end_site(now)
-            return
-        self._at = at
         self._end_ns.append(free_ns)
-        site = self._site = self._sites[at]
-        alarm = self._gate_alarm
-        alarm.at_ns = at_ns = free_ns + self._lead_ns[site]
-        alarm.callbacks = alarm.ring
-        self.env.schedule(alarm, GATE, at_ns - now)
+        for site, lead_ns in self._walk:
+            self._site, alarm = site, self._gate_alarm
+            alarm.at_ns = at_ns = free_ns + lead_ns
+            self._put((at_ns, GATE, next(self._numbers), alarm))
+            return
+        self._begin_tail(now)
 
     def _end_site(self, now: int) -> None:
         """Every need of the site is computed or its end is known."""
         if self._post_ns:
             self._idle(self._free_ns + self._post_ns, HOST_TIME)
-        free = self._free_ns
-        self._end_ns.append(free)
-        self._at += 1
-        if self._at < self._num_sites:
-            self._begin_site(now)
+        self._end_ns.append(self._free_ns)
+        for site, lead_ns in self._walk:
+            self._site, self._lead_ns = site, lead_ns
+            self._begin_site()
             return
+        self._begin_tail(now)
+
+    def _begin_tail(self, now: int) -> None:
+        """What the step does after its last site."""
         assert self._step is not None
-        self._free_ns = free + self.durations.tail_ns(self._step)
+        self._free_ns += self.durations.tail_ns(self._step)
         self._end_step(now)
 
     def _end_step(self, now: int) -> None:
@@ -263,7 +261,7 @@ class Engine:
                 self._begin_step(following, now)
                 return
             self._following = following
-        self._end_alarm.set(now, end, SEQUENCE_END)
+        self._end_alarm.set(end, SEQUENCE_END)
 
     def _on_step_end(self, alarm: Alarm) -> None:
         now, step = alarm.at_ns, self._step
@@ -330,7 +328,7 @@ class Engine:
         if self.controller.predicts_later:
             tick = self._gate.tick
             alarm = Alarm(self.env, lambda alarm: self._on_prediction(tick, alarm.at_ns))
-            alarm.set(now, now + self.durations.prediction_ns, PREDICTION + tick)
+            alarm.set(now + self.durations.prediction_ns, PREDICTION + tick)
 
     def _on_prediction(self, tick: int, now: int) -> None:
         self.other_calls.append(now)
@@ -405,7 +403,7 @@ class Engine:
     def _set_release(self, now: int) -> None:
         if not self._release_is_set:
             self._release_is_set = True
-            self._release_alarm.set(now, self._releases[0][0], NEED_DONE)
+            self._release_alarm.set(self._releases[0][0], NEED_DONE)
 
     def _on_need_done(self, alarm: Alarm) -> None:
         now = alarm.at_ns
@@ -446,7 +444,7 @@ class Engine:
 
     def _set_cpu(self, now: int) -> None:
         self._cpu_submissions += 1
-        self._cpu_alarm.set(now, self._cpu[0][0], CPU_DONE + self._cpu_submissions)
+        self._cpu_alarm.set(self._cpu[0][0], CPU_DONE + self._cpu_submissions)
 
     def _on_cpu_done(self, alarm: Alarm) -> None:
         now, controller = alarm.at_ns, self.controller
@@ -475,6 +473,15 @@ class Engine:
             return
         row = self._awaited.pop(key)
         self._arrivals.append((row, now))
+        if self._is_common_step:
+            free = self._free_ns
+            if now > free:
+                self._idles += (free, now, number)
+                free = now
+            free = self._free_ns = free + self._one_token_ns[self._site]
+            if not self._awaited:
+                self._pass_on(free, now)
+            return
         if now > self._free_ns or self._groups:
             for group in self._groups:
                 group.awaited.discard(key)
@@ -483,11 +490,6 @@ class Engine:
             self._wake(now, number)
         if not self._is_as_ready:
             self._compute_groups()
-        elif self._is_simple_step:
-            free = self._free_ns = self._free_ns + self._one_token_ns[self._site]
-            if not self._awaited:
-                self._pass_on(free, now)
-            return
         else:
             self._compute(key, row)
         if self._releases:
@@ -500,4 +502,4 @@ class Engine:
         if key == self._awaited_block:
             self._awaited_block = -1
             self._wake(now, number)
-            self._begin_site(now)
+            self._begin_site()

@@ -12,9 +12,7 @@ from collections import deque
 from math import lcm
 from typing import Protocol, cast
 
-import simpy
-
-from sim.alarms import TRANSFER_END, Alarm
+from sim.alarms import TRANSFER_END, Alarm, Clock
 from sim.contention import FIRST_LINK
 from sim.contest import Contest
 from sim.controller import Controller
@@ -29,7 +27,7 @@ SERVICE = 6
 class Machine(Protocol):
     """What a link needs of the engine around it."""
 
-    env: simpy.Environment
+    env: Clock
     controller: Controller
     durations: Durations
     record: Record
@@ -53,6 +51,7 @@ class Link:
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
         self.controller, self._env, self._ends = machine.controller, machine.env, machine.record.service_end_ns
+        self._put, self._numbers = machine.env.put, machine.env.numbers
         self._services, self._awaited, self._calls = machine.services, machine.awaited, machine.other_calls
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
@@ -65,6 +64,8 @@ class Link:
         self._forwards = route.head_bytes[index] > 0
         self._chunk_bytes = None if self._forwards else loader.chunk_bytes
         self._is_alone = route.links == 1 and loader.chunk_bytes is None and not loader.dense_slots
+        # Where only bytes decide how long a service takes, and nothing happens before its end.
+        self._plain_ns = {} if type(self) is not Link or self._forwards or loader.write_back else self._hop_ns
         self._rank = 3 - index  # of one transfer the outer link's end comes first
 
     def fill(self, now: int) -> None:
@@ -88,30 +89,27 @@ class Link:
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         """Turn to an issued transfer."""
-        ends = self._ends
+        ends, number, size = self._ends, transfer.number, transfer.left_bytes
         self._service = len(ends)
-        urgent = 0 if transfer.prefetch and not transfer.urgent else 1
-        self._services += (transfer.number, self.index, engine, urgent, now, transfer.left_bytes)
         ends.append(-1)
-        self._set_end(transfer, now)
+        self._services += (number, self.index, engine, 0 if transfer.prefetch and not transfer.urgent else 1, now, size)
+        duration = self._plain_ns.get(size)
+        if duration is None:
+            self._set_end(transfer, now)
+            return
+        # ``_set_end`` in one piece: this runs at every hop.
+        alarm = self._alarm
+        alarm.at_ns = at_ns = now + duration
+        self._put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
-        duration = self._hop_ns.get(transfer.left_bytes, -1)
-        if duration < 0 or transfer.write_back:
-            duration = self.service_ns(transfer)
-        # As ``Alarm.set`` does it, in one piece: this runs at every hop.
-        alarm = self._alarm
-        alarm.at_ns = now + duration
-        alarm.callbacks = alarm.ring
-        self._env.schedule(alarm, TRANSFER_END + (transfer.number << 2) + self._rank, duration)
+        duration = self.service_ns(transfer)
+        self._alarm.set(now + duration, self._order(transfer))
         if self._forwards:
-            self._set_head(transfer, duration, now)
-
-    def _set_head(self, transfer: Transfer, duration: int, now: int) -> None:
-        head = self._head_ns(transfer)
-        if head < duration:
-            alarm = Alarm(self._env, lambda alarm: self._on_head(transfer, alarm.at_ns))
-            alarm.set(now, now + head, self._order(transfer))
+            head = self._head_ns(transfer)
+            if head < duration:
+                alarm = Alarm(self._env, lambda alarm: self._on_head(transfer, alarm.at_ns))
+                alarm.set(now + head, self._order(transfer))
 
     def service_ns(self, transfer: Transfer) -> int:
         """How long the transfer takes alone on this link, what it writes back included."""
@@ -163,7 +161,7 @@ class PagedLink(Link):
         self._pages = PageCache(durations.page_cache_bytes(index))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
-        self._alarm.set(now, now + self._read_ns(transfer), self._order(transfer))
+        self._alarm.set(now + self._read_ns(transfer), self._order(transfer))
 
     def _read_ns(self, transfer: Transfer) -> int:
         size = transfer.left_bytes
@@ -209,7 +207,7 @@ class ChunkedLink(Link):
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         self._since_ns, self._cut_at = now, 0
-        self._alarm.set(now, now + self.service_ns(transfer), self._order(transfer))
+        self._alarm.set(now + self.service_ns(transfer), self._order(transfer))
 
     def _on_end(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
@@ -239,7 +237,7 @@ class ChunkedLink(Link):
         self._cut_at = number
         service = self._service
         alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
-        alarm.set(now, self._since_ns + hop_ns(self.index, number * size), self._order(transfer))
+        alarm.set(self._since_ns + hop_ns(self.index, number * size), self._order(transfer))
 
     def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
         if (service, chunks) != (self._service, self._cut_at):
@@ -342,7 +340,7 @@ class SharedLink(Link):
             alarm = Alarm(
                 self._env, lambda alarm: self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
             )
-            alarm.set(now, at_ns, order)
+            alarm.set(at_ns, order)
 
     def _on_change(self, order: int, now: int) -> None:
         self._advance(now)

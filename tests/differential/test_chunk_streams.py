@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import simpy
 
-from sim.alarms import GATE, Alarm
+from sim.alarms import GATE, Alarm, Clock, Entry
 from sim.controller import Controller
 from sim.costs import FixedDurations
 from sim.engine import Engine
@@ -244,12 +243,14 @@ class AsTold:
         """There is nothing to learn."""
 
 
-class CountingEnvironment(simpy.Environment):  # type: ignore[misc]
-    alarms = 0
+class CountingClock(Clock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alarms, self._push, self.put = 0, self.put, self._count
 
-    def schedule(self, event: simpy.Event, *when: Any, **options: Any) -> None:
-        self.alarms += isinstance(event, Alarm)
-        super().schedule(event, *when, **options)
+    def _count(self, entry: Entry) -> None:
+        self.alarms += 1
+        self._push(entry)
 
 
 class NoSteps:
@@ -273,7 +274,7 @@ class Machine:
     EXPERTS = 3
 
     def __init__(self, stream: Stream) -> None:
-        self.stream, self.env = stream, CountingEnvironment()
+        self.stream, self.env = stream, CountingClock()
         sizes = (1, *(submission.size for submission in stream.submissions))
         experts, largest = self.EXPERTS, max(sizes)
         geometry = Geometry(len(sizes), experts, experts, ("fp16",), (16.0,), (largest,),
@@ -287,9 +288,9 @@ class Machine:
 
     def run(self) -> Machine:
         for index, submission in enumerate(self.stream.submissions):
-            Alarm(self.env, lambda _, index=index: self.submit(index)).set(0, submission.at_ns, GATE + index)  # type: ignore[misc]
+            Alarm(self.env, lambda _, index=index: self.submit(index)).set(submission.at_ns, GATE + index)  # type: ignore[misc]
         self.env.alarms = 0
-        self.env.run(until=LONG_NS)
+        self.env.run(until=self.env.timeout(LONG_NS))
         self.controller.finish()
         self.controller.check()
         return self

@@ -10,12 +10,12 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-import simpy
 from omegaconf import DictConfig
 
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Scenario, random_scenario
+from sim.alarms import Clock, Entry
 from sim.build import build
 from sim.controller import Controller
 from sim.engine import simulate
@@ -31,14 +31,23 @@ BOTH_TIES = pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """The number of events that are put on SimPy's heap."""
-    count, schedule = [0], simpy.Environment.schedule
+    count = [0]
 
-    def counting(env: simpy.Environment, *args: object, **kwargs: object) -> None:
-        count[0] += 1
-        schedule(env, *args, **kwargs)
+    class CountingClock(Clock):
+        def __init__(self) -> None:
+            super().__init__()
+            self._push, self.put = self.put, self._count
+
+        def _count(self, entry: Entry) -> None:
+            count[0] += 1
+            self._push(entry)
+
+        def schedule(self, *args: object, **kwargs: object) -> None:
+            count[0] += 1
+            super().schedule(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simpy.Environment, "schedule", counting)
+        patch.setattr("sim.engine.Clock", CountingClock)
         yield count
 
 
