@@ -213,7 +213,6 @@ class Controller(Transfers):
         made, forecasts = self._predictions.pop(tick)
         gate = self._gate
         assert gate is not None
-        self._is_stale = True
         self._forecast([f for f in forecasts if self._gate_call_of[f.site] <= made], gate)
 
     # ---- a gate, step by step
@@ -531,6 +530,7 @@ class Controller(Transfers):
                 replace = False
             site = choice.site
             masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
+            self._is_stale = True
             missing = False
             for key in keys:
                 found = state[key]
@@ -542,7 +542,6 @@ class Controller(Transfers):
                             left -= 1
                         else:
                             left -= self._queue_prefetch(key, site, choice, gate)
-                            self._is_stale = True
             if missing:
                 if self.ram is not None:
                     self.ram.tell(gate)
