@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import simpy
 
-from sim.alarms import NEED_DONE, TRANSFER_END, Alarm
+from sim.alarms import NEED_DONE, TRANSFER_END, Alarm, Clock
 from sim.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
 from sim.contest import Contest
 from sim.costs import Roofline
@@ -42,7 +41,7 @@ def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
 
 def ends_of(contention: Contention, *works: tuple[int, int, int, int]) -> tuple[list[tuple[int, int]], list[int]]:
     """(party, end) of works (party, from, latency, work), in order; and how much each party was slowed."""
-    env, ends = simpy.Environment(), []
+    env, ends = Clock(), []
     contest = Contest(env, contention)
     for order, (party, at, latency, work) in enumerate(works):
 
@@ -54,8 +53,8 @@ def ends_of(contention: Contention, *works: tuple[int, int, int, int]) -> tuple[
 
             contest.begin(party, alarm.at_ns, latency, work, TRANSFER_END + order, done)
 
-        Alarm(env, begin).set(0, at, NEED_DONE)
-    env.run()
+        Alarm(env, begin).set(at, NEED_DONE)
+    env.run(until=env.timeout(1 << 40))
     return ends, contest.slowed_ns
 
 
