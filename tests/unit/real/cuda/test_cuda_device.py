@@ -111,8 +111,7 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     overrides: tuple[str, ...], prepared: Prepare, runtimes: list[FakeRuntime]
 ) -> None:
     """The host's waiting orders nothing here: every edge is one between streams."""
-    run = prepared("device=cuda", "trace.max_sequences=1", "workload=hobbit_16_128", "workload.prompt_tokens=4",
-                   "workload.decode_tokens=8", *overrides)  # fmt: skip
+    run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=14", *overrides)
     record, seen = replay(run)
     assert len(seen) > 100
     loads = sum(link == 0 for link in record.service_link)
