@@ -6,7 +6,8 @@ that this machine stands for a slower one; *free* ones take what this machine ta
 
 A hop's source is what the link outside it brought, the RAM tier where that holds the variant, or else the store; its
 destination is the slot (link 0), the RAM tier's slot, or a buffer for the next hop. Where a link hands on early
-(cut-through), the next one waits for bytes that are not there yet.
+(cut-through), the next one waits for bytes that are not there yet. A payload may move more
+than a variant: the other experts of its layer, which are gone when they have come.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from threading import local
 import numpy as np
 import torch
 
+from real.dense_blocks import DenseBlocks
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import ExpertWork, SiteInputs, Weights
 from real.reading import (
@@ -37,6 +39,7 @@ from real.store import Store
 from real.threads import Job, ThreadedDevice, Worker
 from real.timers import sleep_until
 from sim.controller import Controller
+from sim.policies.payloads import WholeLayer
 from sim.run import Run
 from sim.slots import Slots
 
@@ -59,6 +62,8 @@ class CpuDevice(ThreadedDevice):
         largest = max(controller.geometry.variant_bytes)
         self.slots = SlotMemory(controller.slots, controller.loader.staging_slots * largest + overflow_bytes)
         self.ram = None if controller.ram is None else SlotMemory(controller.ram)
+        self.blocks = DenseBlocks(controller) if controller.loader.dense_slots else None
+        self._refers = controller.loader.copies == "free"
         self._transit: dict[tuple[int, int], Bytes] = {}  # by link and transfer
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
@@ -102,7 +107,9 @@ class CpuDevice(ThreadedDevice):
     def serve(self, service: Service) -> None:
         link, number = service.link, service.number
         self._base[service.row] = self._moved.setdefault((link, number), 0)
-        if link == 0:
+        if self.blocks is not None and self.blocks.has(service.key):
+            self.blocks.place(service.key)
+        elif link == 0:
             self.slots.place(service.key)
         elif self.ram is not None and link == self._controller.route.ram_link:
             self.ram.place(service.key)
@@ -123,8 +130,13 @@ class CpuDevice(ThreadedDevice):
     def _move(self, service: Service, begin: int, count: int) -> None:
         """Some bytes of a hop, from where they are to where they go."""
         link, number, key = service.link, service.number, service.key
+        if self._refers:
+            return
+        if self.blocks is not None and self.blocks.has(key):
+            self.blocks.copy(key, begin, count)
+            return
         if link == 0:
-            targets = list(self.slots.pieces(key, begin, count))
+            targets = self._slot_targets(key, begin, count)
         elif self.ram is not None and link == self._controller.route.ram_link:
             targets = list(self.ram.pieces(key, begin, count))
         else:
@@ -141,6 +153,16 @@ class CpuDevice(ThreadedDevice):
         else:
             self._read_home(key, begin, targets)
 
+    def _slot_targets(self, key: int, begin: int, count: int) -> list[Bytes]:
+        """Where bytes of a transfer go on the device; what is beyond the variant, nowhere that lasts."""
+        inside = min(count, max(0, self._controller.geometry.bytes_of(key) - begin))
+        targets = list(self.slots.pieces(key, begin, inside))
+        if inside < count:
+            if not hasattr(self._own, "passing"):
+                self._own.passing = np.empty(self._piece_bytes, np.uint8)
+            targets.append(self._own.passing[: count - inside])
+        return targets
+
     @property
     def ram_link(self) -> int:
         link = self._controller.route.ram_link
@@ -154,10 +176,24 @@ class CpuDevice(ThreadedDevice):
                     raise RuntimeError(f"link {link} has not moved {count} B of transfer {number}: nothing happens")
 
     def _read_home(self, key: int, begin: int, targets: list[Bytes]) -> None:
-        offset = self._offset(key) + begin
         for target in targets:
-            self._reader().read(offset, target)
-            offset += len(target)
+            done = 0
+            while done < len(target):
+                offset, count = self._extent_at_home(key, begin, len(target) - done)
+                self._reader().read(offset, target[done : done + count])
+                begin, done = begin + count, done + count
+
+    def _extent_at_home(self, key: int, begin: int, count: int) -> tuple[int, int]:
+        """Where in the store byte ``begin`` of a transfer is, and how many of ``count`` bytes are there in one piece.
+
+        The variant's own bytes come first, then those of the experts after it, around the layer.
+        """
+        g = self._controller.geometry
+        size = g.bytes_of(key)
+        later, at = divmod(begin, size)
+        expert = (g.expert_of(key) + later) % g.experts
+        offset = self._store.header.offset(g.precision_of(key), g.site_of(key), expert)
+        return offset + at, min(count, size - at)
 
     def _offset(self, key: int) -> int:
         g = self._controller.geometry
@@ -193,7 +229,8 @@ class CpuDevice(ThreadedDevice):
         start_ns = self.now_ns()
         g, work = self._controller.geometry, self._work_of
         if key != TAIL and g.expert_of(key) < g.experts:
-            work.run(key, self.slots.blob(key), work.rows(key, rows))
+            blob = self._home_blob(key) if self._refers else self.slots.blob(key)
+            work.run(key, blob, work.rows(key, rows))
         elif not self._is_live and not self._is_padded:
             # In a live run the model has done it; where it is padded its time is all that counts.
             work.run_dense(-1 if key == TAIL else g.site_of(key), rows)
@@ -249,9 +286,12 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
     loader = controller.loader
     refused = {
-        f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
-        f"payload {type(controller.payload).__name__} (moves that are not one expert)": not controller.payload.whole,
-        "loader.copies=free (no copy takes no time)": loader.copies == "free",
+        f"payload {type(controller.payload).__name__} (parts of experts: what is computed is whole)":
+            controller.payload.active_share < 1,
+        f"payload {type(controller.payload).__name__} with a RAM tier (which holds single experts)":
+            isinstance(controller.payload, WholeLayer) and controller.ram is not None,
+        f"loader.copies=free with engine.source={engine.source} (a reference needs memory: ram or mmap)":
+            loader.copies == "free" and engine.source not in ("ram", "mmap"),
         "loader.write_back with engine.links=free (nothing is copied back; paced, it takes its time)":
             loader.write_back and engine.links == "free",
     }  # fmt: skip

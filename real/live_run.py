@@ -38,7 +38,9 @@ def _check(prepared: Prepared) -> None:
     refused = {
         "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
         "a predictor that is told the run's needs": isinstance(controller.predictor, (Foreseen, StatedAccuracy)),
-        "a payload that reads a trace's active shares": getattr(controller.payload, "needs_shares", False),
+        f"payload {type(controller.payload).__name__} (what is computed is whole)": controller.payload.active_share < 1,
+        f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)":
+            controller.loader.dense_slots > 0 and prepared.request.device != "null",
         f"workload.batching={workload.batching} (one sequence runs at a time)": workload.batching != "sequential",
         "workload.arrivals_per_s": workload.is_timed,
         "a selector that lets other experts serve": controller.selector.reroutes,

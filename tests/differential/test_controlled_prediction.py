@@ -105,7 +105,11 @@ def test_its_calls_are_repeated_and_its_time_is_replayed_however_busy_the_machin
 
 @pytest.mark.parametrize(
     "wrong",
-    ["hardware.links.loader.peak_gb_per_s=0.0047", "hardware.compute.memory_gb_per_s=0.0106", "loader.wait=wait_all"],
+    [
+        "hardware.links.loader.peak_gb_per_s=0.0047",
+        pytest.param("hardware.compute.memory_gb_per_s=0.0106", marks=pytest.mark.thorough),
+        pytest.param("loader.wait=wait_all", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_simulator_that_is_wrong_in_one_thing_would_miss(paced: OnCpu, checked: Checked, wrong: str) -> None:
     """A link 6 % slower, a memory 6 % faster, or another rule: each leaves the limits that the right one keeps."""

@@ -83,7 +83,7 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("system=deepspeed_mii",), "error: device=cpu does not run loader.dense_slots=2"),
+        (("system=sida", "engine.links=free"), "error: device=cpu does not run loader.write_back"),
         (("system=oracle", "input=live"), "error: input=live does not go with"),
     ],
 )
