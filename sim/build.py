@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from sim.batching import given_arrivals
@@ -277,7 +277,14 @@ def make_object(node: Any) -> Any:
 
 @cache
 def _target(path: str) -> Any:
-    return get_object(path)
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        # Something inside a class; or nothing, of which hydra tells best.
+        from hydra.utils import get_object
+
+        return get_object(path)
 
 
 def trace_directory(path: str) -> Path:

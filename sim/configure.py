@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from sim.build import ROOT
@@ -27,6 +25,10 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
     Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are raised for what the
     configuration does not have.
     """
+    # Hydra takes longer to load than a short run, and not every user of this module composes.
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
     # A composition inside a running hydra application must leave that one's state as it is.
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,6 +28,10 @@ from sim.trace_header import parse_header, trace_sha256
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""
 KEY_DIGITS = 20
+WHOLE, NUMBER = r"-?(?:0|[1-9]\d*)", r"-?(?:0|[1-9]\d*)\.\d+"
+TEXT = r"(?!(?:true|false|null|nan|inf)$)[a-z_]\w*"
+PLAIN = re.compile(rf"([a-z_]\w*(?:\.\w+)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE)
+"""Overrides that hydra reads as a key and a whole number, a number or text: most of them, and hydra is slow to load."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
     """Plain values, and the system that was chosen."""
     if plainly := compose_plainly(choices):
         return plainly
+    from hydra.errors import HydraException
+
     try:
         cfg, name = configure(*choices)
         plain = OmegaConf.to_container(cfg, resolve=True)
@@ -98,7 +102,11 @@ def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
 
 
 @cache
-def _parse(word: str) -> Override:
+def _parse(word: str) -> Any:
+    """The override as hydra reads it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
@@ -110,6 +118,12 @@ def _parse(word: str) -> Override:
 
 def _taken_apart(word: str) -> tuple[str, Any, str | None]:
     """Key and value of an override, and the word itself where hydra must have it: it is no plain value."""
+    if plain := PLAIN.fullmatch(word):
+        key, whole, number, text = plain.groups()
+        value = int(whole) if whole else float(number) if number else text
+        return key, value, word if _is_group(key) else None
+    from hydra.core.override_parser.types import OverrideType
+
     override = _parse(word)
     key = override.key_or_group
     value = None if override.type is OverrideType.DEL else override.value()

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from sim.build import ROOT
 from sim.configure import configure
-from sim.study.cells import Cell, make_cell, plan_cells
+from sim.study.cells import PLAIN, Cell, _taken_apart, make_cell, plan_cells
 from sim.study.plan import STUDIES, Plan, make_plan, read_plan
 from sim.study.rows import NUMBERS, TEXTS
 
@@ -48,6 +49,29 @@ def test_a_cell_is_what_hydra_composes_of_its_words(seed: int) -> None:
               and "hardware" in keys)}  # fmt: skip
     cell = make_cell(plan("outputs=summary"), values)
     assert cell.config == by_hydra(told_to_hydra(cell))
+
+
+WORDS = [
+    f"{key}={value}"
+    for key in ("seed", "trace.max_sequences", "hardware.links.pcie.peak_gb_per_s", "_a1.2b")
+    for value in ("0", "-0", "7", "-12", "1.0", "-0.50", "007", "01.5", "1e3", "1_000", "+3", ".5", "5.",
+                  "true", "NULL", "nan", "-inf", "lru", "a_b2", "_x", "Trueish", "a-b", "'a'", "[1,2]", "{a:1}", "", "a b", "1,2", "é")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra(word: str) -> None:
+    plain = PLAIN.fullmatch(word)
+    if plain is None:
+        return
+    ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
+    assert ours == (theirs.key_or_group, theirs.value(), None)
+    assert type(ours[1]) is type(theirs.value())
+    assert not theirs.is_sweep_override()
+
+
+def test_most_words_are_read_without_hydra() -> None:
+    assert sum(PLAIN.fullmatch(word) is not None for word in WORDS) == 4 * 10
 
 
 def test_what_is_no_plain_value_goes_through_hydra() -> None:
