@@ -55,7 +55,8 @@ WORDS = [
     f"{key}={value}"
     for key in ("seed", "trace.max_sequences", "hardware.links.pcie.peak_gb_per_s", "_a1.2b")
     for value in ("0", "-0", "7", "-12", "1.0", "-0.50", "007", "01.5", "1e3", "1_000", "+3", ".5", "5.",
-                  "true", "NULL", "nan", "-inf", "lru", "a_b2", "_x", "Trueish", "a-b", "'a'", "[1,2]", "{a:1}", "", "a b", "1,2", "é")
+                  "true", "NULL", "nan", "-inf", "lru", "a_b2", "_x", "Trueish", "a-b", "'a'", "[1,2]", "{a:1}",
+                  "", "a b", "1,2", "é")
 ]  # fmt: skip
 
 
