@@ -30,7 +30,7 @@ NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 KEY_DIGITS = 20
 WHOLE, NUMBER = r"-?(?:0|[1-9]\d*)", r"-?(?:0|[1-9]\d*)\.\d+"
 TEXT = r"(?!(?:true|false|null|nan|inf)$)[a-z_]\w*"
-PLAIN = re.compile(rf"([a-z_]\w*(?:\.\w+)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE)
+PLAIN = re.compile(rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE)
 """Overrides that hydra reads as a key and a whole number, a number or text: most of them, and hydra is slow to load."""
 
 

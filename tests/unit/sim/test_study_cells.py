@@ -53,7 +53,7 @@ def test_a_cell_is_what_hydra_composes_of_its_words(seed: int) -> None:
 
 WORDS = [
     f"{key}={value}"
-    for key in ("seed", "trace.max_sequences", "hardware.links.pcie.peak_gb_per_s", "_a1.2b")
+    for key in ("seed", "trace.max_sequences", "hardware.links.pcie.peak_gb_per_s", "_a1.b2")
     for value in ("0", "-0", "7", "-12", "1.0", "-0.50", "007", "01.5", "1e3", "1_000", "+3", ".5", "5.",
                   "true", "NULL", "nan", "-inf", "lru", "a_b2", "_x", "Trueish", "a-b", "'a'", "[1,2]", "{a:1}",
                   "", "a b", "1,2", "é")
