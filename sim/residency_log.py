@@ -77,8 +77,9 @@ class ResidencyLog:
         sites, experts = len(self.layers), self.trace.header.model.experts
         cell = (self.step * sites + self.site) * experts + self.expert
         _, group = np.unique(cell, return_inverse=True)
-        read = np.bincount(group, self.loaded_bytes)[group] > 0
-        return (read == self.resident) & self.tells_bytes
+        read: NDArray[np.bool_] = np.bincount(group, self.loaded_bytes)[group] > 0
+        against: NDArray[np.bool_] = (read == self.resident) & self.tells_bytes
+        return against
 
 
 def read_log(directory: str | Path) -> ResidencyLog:

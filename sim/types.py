@@ -109,14 +109,11 @@ class Geometry:
         return (precision * self.sites + site) * self.units + unit
 
     def bytes_of(self, key: int) -> int:
-        precision = key // self.plane
-        if self.site_bytes is None:
-            return self.variant_bytes[precision]
-        return self.site_bytes[precision][self.site_of(key)]
+        return self.key_bytes[key]
 
     @cached_property
     def key_bytes(self) -> tuple[int, ...]:
-        """Of every key, what ``bytes_of`` it is."""
+        """By key: the bytes of its variant."""
         by_site = self.site_bytes or [(size,) * self.sites for size in self.variant_bytes]
         return tuple(size for sizes in by_site for size in sizes for _ in range(self.units))
 

@@ -181,6 +181,8 @@ class Payload(Protocol):
 
     whole: bool
     """Every access moves the whole variant: the controller then never asks."""
+    active_share: float
+    """Of what moves, the share of weights that one token reads."""
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
         """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or more."""

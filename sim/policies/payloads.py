@@ -21,7 +21,6 @@ class Whole:
 
     whole = True
     active_share = 1.0
-    """Of what moves, the share of weights that one token reads."""
     needs_shares = False
     """It reads the active shares of the trace: one that lacks them is refused."""
 

@@ -65,8 +65,10 @@ FEATURES = (
     "recency_rows",
     "reroute",
     "forecast_routes",
-    "rivals",
 )
+RIVALS = "rivals"
+"""Parties that hold each other up. Only the simulator is told of it: a device's own do so by themselves."""
+SIMULATED = (*FEATURES, RIVALS)
 
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
 LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes"}
@@ -80,24 +82,27 @@ CONFLICTS = (
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
     ("static", {"continuous"}),
     ("three_hops", {"two_hops"}),
-    ("rivals", {"engines", "cut_through", "chunks"}),
+    (RIVALS, {"engines", "cut_through", "chunks"}),
 )
 """Section 12, and what excludes itself; partial moves are given with recorded needs only."""
 
 
 def random_feature(name: str, seed: int, ties: bool) -> Scenario:
     """One feature, and what it cannot be without."""
-    return _build({name}, seed, ties, FEATURES.index(name))
+    return _build({name}, seed, ties, SIMULATED.index(name))
 
 
-def random_mixture(seed: int, ties: bool) -> Scenario:
-    """A random valid subset of the features."""
+def random_mixture(seed: int, ties: bool, rivals: bool = False) -> Scenario:
+    """A random valid subset of the features, and rivals if they are asked for."""
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
-    for index in rng.permutation(len(CONFLICTS)):
-        name, others = CONFLICTS[int(index)]
+    conflicts = [(name, others) for name, others in CONFLICTS if name != RIVALS]
+    for index in rng.permutation(len(conflicts)):
+        name, others = conflicts[int(index)]
         if name in chosen and chosen & others:
             chosen -= others if rng.random() < 0.5 else {name}
+    if rivals:
+        chosen = (chosen | {RIVALS}) - dict(CONFLICTS)[RIVALS]
     return _build(chosen, seed, ties, len(FEATURES))
 
 
@@ -115,7 +120,7 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
     elif names & (COMPOSED | {"many_sequences", "encoder_decoder", "recency_rows"}):
         scenario = draw.with_rows(scenario, names)
     scenario = draw.with_links(scenario, names)
-    for name in FEATURES:
+    for name in SIMULATED:
         if name in names and (change := CHANGES.get(name)):
             scenario = change(draw, scenario)
     return scenario

@@ -69,6 +69,11 @@ def replaced(owner: Any, name: str, value: Any) -> Plant:
     return lambda patch: patch.setattr(owner, name, value, raising=False)
 
 
+def one_size(geometry: Geometry) -> list[int]:
+    """The key bytes of models whose sites are all alike."""
+    return [geometry.variant_bytes[key // geometry.plane] for key in range(geometry.num_keys)]
+
+
 def always(value: Any) -> property:
     """An attribute that stays as it is, whatever is written to it."""
     return property(lambda self: value, lambda self, new: None)

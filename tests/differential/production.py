@@ -288,6 +288,7 @@ class ScenarioPlacement:
 
 class ScenarioPayload:
     whole = False
+    active_share = 1.0
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario

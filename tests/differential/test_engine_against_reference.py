@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from differential import production_rows, reference
-from differential.features import FEATURES, random_feature, random_mixture
+from differential.features import SIMULATED, random_feature, random_mixture
 from differential.rows import Timeline
 from differential.scenario import Scenario, random_scenario
 
 PLAIN, MIXTURE = "plain", "mixture"
-KINDS = (PLAIN, *FEATURES, MIXTURE)
+RIVAL_MIXTURE = "mixture with rivals"
+KINDS = (PLAIN, *SIMULATED, MIXTURE, RIVAL_MIXTURE)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
 """Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where none are given."""
 
@@ -40,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many mixtures."""
     if "seeds" in metafunc.fixturenames:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
-        counts = dict.fromkeys(FEATURES, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
+        counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         cases = [(kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))]
         metafunc.parametrize(
             ("kind", "seeds"), cases, ids=[f"{kind} {seeds.start} to {seeds.stop - 1}" for kind, seeds in cases]
@@ -58,7 +59,9 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
     """A random scenario, a random one with a feature, or a random mixture of features."""
     if kind == PLAIN:
         return random_scenario(seed, ties)
-    return random_mixture(seed, ties) if kind == MIXTURE else random_feature(kind, seed, ties)
+    if kind in (MIXTURE, RIVAL_MIXTURE):
+        return random_mixture(seed, ties, rivals=kind == RIVAL_MIXTURE)
+    return random_feature(kind, seed, ties)
 
 
 def first_difference(got: Timeline, expected: Timeline) -> str | None:

@@ -111,9 +111,7 @@ MUTANTS = {
     "partial moves hit later": Mutant(mutants.partial_moves_hit_later, "partial"),  # 1
     "rest of a partial move forgotten": Mutant(replaced(Transfer, "rest_bytes", always(0)), "partial"),  # 1
     "dense blocks behind prefetches": Mutant(mutants.dense_behind_prefetches, "dense"),  # 27
-    "one size for every site": Mutant(
-        replaced(Geometry, "bytes_of", lambda g, key: g.variant_bytes[key // g.plane]), "site_bytes"
-    ),  # 1
+    "one size for every site": Mutant(replaced(Geometry, "key_bytes", property(mutants.one_size)), "site_bytes"),  # 1
     "CPU results before transfer ends": Mutant(replaced(engine, "CPU_DONE", EARLY), "cpu", ties=True),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
     "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1

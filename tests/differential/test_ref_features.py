@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from differential.features import CONFLICTS, FEATURES, random_feature, random_mixture
+from differential.features import CONFLICTS, SIMULATED, random_feature, random_mixture
 from differential.reference import run
 from differential.rows import OUTCOMES, PREFETCH_OUTCOMES, STALL_PARTS, Timeline
 from differential.scenario import Loader, Scenario
@@ -74,10 +74,11 @@ SHOWS: dict[str, Shows] = {
     "recency_rows": lambda scenario, timeline: scenario.cache.recency == "rows",
     "reroute": without(reroute=None),
     "forecast_routes": lambda scenario, timeline: any(row.outcome == "reroute" for row in timeline.lookups),
+    "rivals": without(rivalry=None),
 }
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", SIMULATED)
 def test_a_feature_shows_where_it_is_switched_on_and_the_invariants_hold(name: str) -> None:
     seen = 0
     for seed, ties in product(SEEDS, (True, False)):
@@ -130,5 +131,5 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
 
 
 def test_features_that_exclude_each_other_are_named_as_they_are_drawn() -> None:
-    assert {name for first, others in CONFLICTS for name in (first, *others)} <= set(FEATURES)
-    assert set(SHOWS) == set(FEATURES)
+    assert {name for first, others in CONFLICTS for name in (first, *others)} <= set(SIMULATED)
+    assert set(SHOWS) == set(SIMULATED)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from omegaconf import DictConfig
 
-from differential.features import FEATURES, random_feature, random_mixture
+from differential.features import SIMULATED, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Scenario, random_scenario
 from sim.alarms import Clock, Entry
@@ -164,7 +164,7 @@ def boundaries(steps: Iterable[Step]) -> int:
 @cache
 def run(name: str, seed: int, ties: bool) -> Ran:
     """A random scenario: ``plain``, of a feature, or a ``mixture``."""
-    if name in FEATURES:
+    if name in SIMULATED:
         scenario = random_feature(name, seed, ties)
     else:
         scenario = random_scenario(seed, ties) if name == "plain" else random_mixture(seed, ties)
@@ -190,7 +190,7 @@ def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end
 
 
 @BOTH_TIES
-@pytest.mark.parametrize("name", [*FEATURES, "mixture"])
+@pytest.mark.parametrize("name", [*SIMULATED, "mixture"])
 def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool) -> None:
     """And exactly the events it names, where none can ring in vain."""
     for seed in range(30 if name == "mixture" else 4):
