@@ -399,7 +399,10 @@ def _check_lookahead(trace: Trace, depth: int, norm: str) -> None:
             f"capture with lookahead={depth}, or choose predictor=none or fewer predictor.sites"
         )
     if norm not in have.norms:
-        raise ValueError(f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}")
+        raise ValueError(
+            f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}; set workload.lookahead_norm to "
+            f"one of these, or capture the trace anew"
+        )
     if not trace.lookahead:
         raise ValueError(f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])")
 

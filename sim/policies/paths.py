@@ -12,7 +12,7 @@ from sim.policies.base import Choice, Gate, IntArray
 from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
 
 KEYS = ("set", "first")
-COMBINATIONS = ("sum", "product")
+COMBINATIONS = ("sum", "logs", "product")
 SMOOTHING = 1.0
 """Added to each count of the naive Bayes product, so that what was never seen together is unlikely, not impossible."""
 Codes = list[tuple[int, ...]]
@@ -147,8 +147,8 @@ class NextSiteConditional(FittedPredictor):
     """How often each expert of the next site was chosen together with each expert of this one.
 
     ``combine: sum``: likeliness is ``sum over e of P(e' | e)``, e the row's experts at this site and ``P(e' | e)`` the
-    share of the rows with e that then chose e'. ``product``: naive Bayes, ``P(e') * product over e of P(e | e')``, with
-    one added to each count, normalised to sum 1.
+    share of the rows with e that then chose e'. ``logs``: the product of the same ``P(e' | e)``; ``product``: naive
+    Bayes, ``P(e') * product over e of P(e | e')``; both with one added to each count, normalised to sum 1.
 
     Source: the expert-activation-path baseline of Fate, arXiv:2502.12224, section 5.1, after Li et al., Lina, ATC 2023.
     Neither states how several experts of a token go together.
@@ -188,6 +188,9 @@ class NextSiteConditional(FittedPredictor):
         if self.combine == "sum":
             self._of = together / np.maximum(before, 1)[:, :, None]
             return
+        if self.combine == "logs":
+            self._of = np.log((together + SMOOTHING) / (before + SMOOTHING * experts)[:, :, None])
+            return
         self._of = np.log((together + SMOOTHING) / (after + SMOOTHING * experts)[:, None, :])
         self._prior = np.log((after + SMOOTHING) / (rows + SMOOTHING * experts)[:, None])
 
@@ -200,6 +203,7 @@ class NextSiteConditional(FittedPredictor):
         likeliness = terms.sum(axis=1)
         if self.combine == "product":
             likeliness += self._prior[site]
+        if self.combine != "sum":
             likeliness = np.exp(likeliness - likeliness.max(axis=1, keepdims=True))
             likeliness /= likeliness.sum(axis=1, keepdims=True)
         yield from self._forecast(site + 1, shape, likeliness)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import build
+from sim.build import ROOT, build
 from sim.synthesis import synthesize
 from sim.trace import ModelShape, write_trace
 
 SHAPE = ModelShape("small", "none", 4, 8, 2, 128, 120)
 Configure = Callable[..., DictConfig]
+FITS = ROOT / "capture" / "assets" / "predictors" / "tiny_mixtral"
 SMALL = ("model=tiny_mixtral", "model.name=small", "model.sites=4")
 
 
@@ -128,6 +129,31 @@ CASES = {
     "true for a number": ("loader.in_flight=true", r"loader\.in_flight=True is unknown; allowed: 1, 2"),
     "half a site": ("predictor.sites=2.5", r"predictor\.sites=2\.5 must be a whole number >= 1"),
     "a weight that is no number": ("cache.weights.lru=x", r"cache\.weights need lru, lfu, lhu, fld, each a number"),
+    "a negative weight": (
+        "cache.weights.lhu=-0.1",
+        r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0; got .*'lhu': -0\.1",
+    ),
+    "quotas larger than the cache": (
+        "precision=fp16 cache=lru_per_site cache.quotas=[8,8,8,8] budget.resident_share=0.5",
+        r"cache\.quotas=\[8, 8, 8, 8\] take 32 slots, but the cache has 16; lower them, or raise budget\.",
+    ),
+    "a fit of another trace": (
+        f"predictor=next_site predictor.artefact={FITS}/next_site.json",
+        r"next_site\.json was fitted on trace tiny_mixtral with model shape .*, this run of .* has .*; fit one with",
+    ),
+    "a fit of another kind": (
+        f"predictor=next_site predictor.artefact={FITS}/activation_matrices.json",
+        r"activation_matrices\.json was fitted on .* with kind activation_matrices, .* has next_site; fit",
+    ),
+    "no fit for this trace": ("predictor=next_site", r"no fit next_site comes with the project for trace \w+; fit one"),
+    "norms the trace does not have": (
+        "workload.lookahead_norm=renormed",
+        r"has lookahead norms raw, not 'renormed'; set workload\.lookahead_norm to one of these",
+    ),
+    "active shares the trace does not have": (
+        "system=floe precision=fp16 payload=active_share",
+        r"records no active shares of experts' channels, which this payload moves by;",
+    ),
     "a key that hydra was told to add": ("+sytem=lru", r"unknown settings sytem; known: budget, cache, "),
     "a budget that is none": ("+budget.resident_shar=0.25", r"unknown settings budget\.resident_shar; known: budget\."),
     "files nobody asked for": ("outputs=some", r"unknown outputs=some; allowed: all, summary"),

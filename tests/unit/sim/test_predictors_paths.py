@@ -168,20 +168,21 @@ def plain_conditional(sample: Sample, combine: str, site: int, now: list[int]) -
     likeliness = []
     for after in experts:
         having = sum(after in row[site + 1] for row in rows)
-        value = (having + 1) / (len(rows) + len(experts)) if combine == "product" else 0.0
+        prior = (having + 1) / (len(rows) + len(experts))
+        value = {"sum": 0.0, "logs": 1.0, "product": prior}[combine]
         for before in (expert for expert in now if expert >= 0):
             both = sum(before in row[site] and after in row[site + 1] for row in rows)
             uses = sum(before in row[site] for row in rows)
             if combine == "sum":
                 value += both / uses if uses else 0.0
             else:
-                value *= (both + 1) / (having + len(experts))
+                value *= (both + 1) / ((having if combine == "product" else uses) + len(experts))
         likeliness.append(value)
     total = sum(likeliness)
     return likeliness if combine == "sum" else [value / total for value in likeliness]
 
 
-@pytest.mark.parametrize("combine", ["sum", "product"])
+@pytest.mark.parametrize("combine", ["sum", "logs", "product"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_conditionals_equal_plain_counting(combine: str, seed: int) -> None:
     sample = random_sample(seed, encoder_sites=2 * (seed % 2))
