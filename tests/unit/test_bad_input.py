@@ -151,7 +151,7 @@ CASES = {
         r"has lookahead norms raw, not 'renormed'; set workload\.lookahead_norm to one of these",
     ),
     "active shares the trace does not have": (
-        "system=floe precision=fp16 payload=active_share",
+        "system=floe predictor=none precision=fp16 payload=active_share",
         r"records no active shares of experts' channels, which this payload moves by;",
     ),
     "a key that hydra was told to add": ("+sytem=lru", r"unknown settings sytem; known: budget, cache, "),

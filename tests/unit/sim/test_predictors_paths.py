@@ -206,7 +206,7 @@ def test_questions_before_there_is_an_answer_and_impossible_choices_are_refused(
         ExpertPaths().predict(gate_of(0, [[0]]))
     with pytest.raises(ValueError, match=r"predictor\.key='pair'; known: set, first"):
         ExpertPaths("pair")
-    with pytest.raises(ValueError, match=r"predictor\.combine='max'; known: sum, product"):
+    with pytest.raises(ValueError, match=r"predictor\.combine='max'; known: sum, logs, product"):
         NextSiteConditional("max")
     with pytest.raises(ValueError, match=r"predictor\.experts=0 must be"):
         NextSiteConditional(experts=0)
