@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import hydra
@@ -23,21 +22,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from real.driver import Driver
 from real.execute import Result, lateness, measure, replay_driver
+from real.interrupts import Terminated, code_of, terminate
 from real.prepare import Prepared, Request, prepare_replay, read_request
 from sim.bounds import MAX, RELAXATION
 from sim.command import CONF, changed, forget, system_name
 from sim.outputs import check_writable, print_summary, write_outputs
 
 
-class Terminated(BaseException):
-    """SIGTERM."""
-
-
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
 def main(cfg: DictConfig) -> None:
     """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128 + n for a signal."""
     started = time.perf_counter()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     output_dir = Path(str(cfg.output_dir))
     forget(Path(HydraConfig.get().runtime.output_dir))
     console = Console(stderr=True)
@@ -53,7 +49,7 @@ def main(cfg: DictConfig) -> None:
     except (KeyboardInterrupt, Terminated) as stop:
         forget(output_dir)
         print("interrupted before the run; nothing was written", file=sys.stderr)
-        sys.exit(_code(stop))
+        sys.exit(code_of(stop))
     code, told = _run(prepared, cfg, output_dir, started, console)
     if told:
         print(told, file=sys.stderr)
@@ -80,7 +76,7 @@ def _run(prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float,
         result = _measured(prepared, driver, record, RELAXATION if cfg.outputs == "all" else MAX)
         _write(prepared, result, cfg, output_dir, started)
     except (KeyboardInterrupt, Terminated) as stop:
-        return _code(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
+        return code_of(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         reason = _reason(error)
         return 1, f"error: {reason}\n{_keep(driver, output_dir, reason)}"
@@ -140,14 +136,6 @@ def _reason(error: BaseException) -> str:
     """The error, and what caused it in another thread."""
     cause = error.__cause__
     return str(error) if cause is None or str(cause) in str(error) else f"{error}: {cause}"
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
-
-
-def _code(stop: BaseException) -> int:
-    return 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
 
 
 @contextmanager

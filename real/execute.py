@@ -88,14 +88,16 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds
     summary = summarise(run, frames, found)
     if is_free:
         # What bounds nominal times bounds nothing here.
-        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": _ran_on(run, engine)}
+        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": ran_on(run, engine)}
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
 
 
-def _ran_on(run: Run, engine: Engine) -> str:
-    """What a run's times are of, where not all of them are a described machine's."""
+def ran_on(run: Run, engine: Engine) -> str:
+    """What a run's times are of: this machine, a described one, or something of each."""
     own = f"{processor()}, {os.cpu_count()} cores"
     nominal = [name for name, choice in (("links", engine.links), ("compute", engine.compute)) if choice != "free"]
+    if len(nominal) == 2:
+        return run.hardware.name
     return f"{own}, {nominal[0]} of {run.hardware.name}" if nominal else own
 
 

@@ -183,11 +183,13 @@ def whole_logits(
 
 def validation(context: Context) -> None:
     """The simulator beside the device: folder ``validation``, as `python -m real.validate` writes it."""
-    from real.validate import validate
+    from real.validate import Asked, validate
 
     size, folder = SIZES[context.size], context.folder / "validation"
     folder.mkdir(exist_ok=True)
     plan = Plan(size.validated, size.validated_budgets, size.repeats, 0, words_of(context))
     # A run may take twice as long as those before it; checks and the report need some time, too.
-    text = validate(plan, folder, Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S))
-    print(text)
+    found = validate(Asked(plan, (), folder), Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S))
+    print(found.text)
+    if found.stopped_by is not None:
+        raise found.stopped_by

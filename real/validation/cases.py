@@ -45,7 +45,7 @@ class Plan:
 @dataclass(frozen=True)
 class Measured:
     """One run on the device. ``delay``: of its time, the share that the main thread stood in the run queue; None where
-    the system does not tell.
+    the system does not tell. ``load_average``: the machine's, over the minute in which the run ended.
     """
 
     system: str
@@ -54,6 +54,7 @@ class Measured:
     frames: Frames
     pairs: Sequence[Pair]
     delay: float | None
+    load_average: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def measure_run(request: Request, share: float, system: str) -> Measured:
     after = _queued_ns()
     delay = None if before is None or after is None else (after - before) / max(1, recording.record.makespan_ns)
     frames = _frames(run, recording.record, recording)
-    return Measured(system, share, recording, frames, pairs_of(recording, frames, run.durations), delay)
+    return Measured(system, share, recording, frames, pairs_of(recording, frames, run.durations), delay,
+                    os.getloadavg()[0])  # fmt: skip
 
 
 def _queued_ns() -> int | None:
@@ -145,7 +147,7 @@ def check(request: Request, measured: Measured) -> Checked:
         measured.system, measured.share, len(recording.calls), None if difference is None else str(difference), refusal,
         None if found is None else found.makespan_error, None if found is None else found.token_error,
         None if found is None else found.forced / found.calls, total, step, measured.delay,
-        _verdict(request, total, step, measured.delay),
+        _verdict(request, total, step, measured),
     )  # fmt: skip
 
 
@@ -161,13 +163,13 @@ def spans_ns(record: Record) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(record.step_end_ns, np.int64) - np.array(record.step_start_ns, np.int64)
 
 
-def _verdict(request: Request, total: float, step: float, delay: float | None) -> str | None:
+def _verdict(request: Request, total: float, step: float, measured: Measured) -> str | None:
     if request.device != "null" and "free" in (request.engine.links, request.engine.compute):
         return None
     if abs(total) <= MAX_TOTAL_ERROR and step <= MAX_STEP_ERROR:
         return "holds"
-    is_busy = delay is not None and delay > BUSY_SHARE
-    return "busy" if is_busy or os.getloadavg()[0] > (os.cpu_count() or 1) else "misses"
+    is_busy = measured.delay is not None and measured.delay > BUSY_SHARE
+    return "busy" if is_busy or measured.load_average > (os.cpu_count() or 1) else "misses"
 
 
 def predict(plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], Request]) -> list[Case]:
@@ -176,7 +178,7 @@ def predict(plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], R
     for system, share in product(plan.systems, plan.shares):
         mine = [run for run in runs if (run.system, run.share) == (system, share)]
         others = [run for run in runs if run.system != system]
-        if not mine:
+        if not mine or not others:
             continue
         constants = Constants.learn(pair for run in others for pair in run.pairs)
         prepared = prepare_replay(make(system, share))

@@ -48,7 +48,7 @@ TOP = {
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
     "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
-    "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration",
+    "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration", "real.interrupts",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

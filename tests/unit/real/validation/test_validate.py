@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import real.validation.cases as cases
+from real.interrupts import Terminated
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
@@ -16,9 +18,9 @@ from real.validation.constants import MeasuredDurations
 WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 
 
-def validate(folder: Path, *words: str) -> dict[str, Any]:
+def validate(folder: Path, *words: str, status: int = 0) -> dict[str, Any]:
     arguments = ["systems=lru,hobbit", "budgets=0.25", "repeats=1", f"output_dir={folder}", *WORDS, *words]
-    assert main(arguments) == 0
+    assert main(arguments) == status
     found: dict[str, Any] = json.loads((folder / "validation.json").read_text())
     return found
 
@@ -61,10 +63,48 @@ def test_a_simulator_that_decides_otherwise_is_told_with_the_call(tmp_path: Path
         return prepare(request)
 
     monkeypatch.setattr(cases, "prepare_replay", another)
-    found = validate(tmp_path / "v")
+    found = validate(tmp_path / "v", status=1)
     lru = next(check for check in found["checks"] if check["system"] == "lru")
     assert lru["first_difference"].startswith("call ")
     assert lru["nonconformance"] is not None
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "why"),
+    [
+        (RuntimeError("the loader failed"), 1, "one failed: the loader failed"),
+        pytest.param(Terminated(), 128 + signal.SIGTERM, "it was interrupted", marks=pytest.mark.thorough),
+    ],
+)
+def test_what_ends_the_runs_leaves_a_report_of_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: BaseException,
+    status: int, why: str,
+) -> None:  # fmt: skip
+    measure_run, measured = cases.measure_run, []
+
+    def fails_at_the_third(*arguments: Any) -> Any:
+        if len(measured) == 2:
+            raise stop
+        measured.append(measure_run(*arguments))
+        return measured[-1]
+
+    monkeypatch.setattr("real.validate.measure_run", fails_at_the_third)
+    found = validate(tmp_path / "v", "repeats=2", status=status)
+    assert found["facts"]["INCOMPLETE"] == f"2 of 4 runs; then {why}"
+    assert [len(case["system"]) > 0 for case in found["cases"]] == [True, True]
+    assert capsys.readouterr().err.strip().endswith(f"error: {why}; the report is of the runs before it")
+
+
+def test_a_first_run_that_fails_leaves_its_message_and_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_arguments: Any) -> Any:
+        raise RuntimeError("the loader failed")
+
+    monkeypatch.setattr("real.validate.measure_run", fails)
+    assert main(["systems=lru", "budgets=0.25", f"output_dir={tmp_path}/v", *WORDS]) == 1
+    assert capsys.readouterr().err.strip().endswith("error: the loader failed\nnothing was written: no run had ended")
+    assert not list((tmp_path / "v").glob("*"))
 
 
 def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
@@ -88,6 +128,7 @@ def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
         (["systems=lru", "budgets=0.5", "loud"], "'loud' is no KEY=VALUE"),
         (["systems=lru", "budgets=0.5", "device=abacus"], "abacus"),
         (["systems=nonesuch", "budgets=0.5"], "nonesuch"),
+        (["systems=lru", "budgets=0.5", "closed_loop=ajar"], "unknown closed_loop=ajar; known: teacher-forced"),
         (["systems=lru", "budgets=7", "device=null"], "resident_share"),
     ],
 )
@@ -103,3 +144,13 @@ def test_what_cannot_be_run_is_refused_before_anything_is(
 def test_other_words_go_into_the_configuration() -> None:
     asked = parse(["systems=lru", "budgets=0.25,0.5", "engine.links=free", "repeats=2"])
     assert asked.plan == Plan(("lru",), (0.25, 0.5), 2, 0, ("engine.links=free",))
+    assert parse(["systems=lru", "budgets=0.5", "closed_loop=free-running"]).modes == ("free-running",)
+
+
+@pytest.mark.thorough
+def test_the_closed_loop_shows_zero_for_what_loses_nothing_and_a_shift_for_what_does(tmp_path: Path) -> None:
+    rows = validate(tmp_path / "v", "closed_loop=teacher-forced", "engine.links=free")["closed_loop"]
+    assert [(row["system"], row["lossless"], row["is_zero"]) for row in rows] == [
+        ("lru", True, True), ("hobbit", False, False),
+    ]  # fmt: skip
+    assert "| lru | teacher-forced | 100" in (tmp_path / "v" / "validation.md").read_text()
