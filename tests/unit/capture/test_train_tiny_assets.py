@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from rich.console import Console  # noqa: E402
 
-from capture.evaluate_tiny import Evaluation, evaluate  # noqa: E402
+from capture.evaluate_tiny import evaluate  # noqa: E402
 from capture.tiny_families import family_named  # noqa: E402
 from capture.tiny_model import build_model, load_model  # noqa: E402
 from capture.tiny_recipes import RECIPES  # noqa: E402
@@ -81,16 +81,11 @@ def test_a_checkpoint_loads_by_transformers_automatic_classes_and_writes_text(na
     assert len(tokenizer.decode(written[0], skip_special_tokens=True)) > 4
 
 
-@pytest.fixture(scope="module")
-def evaluations() -> dict[str, Evaluation]:
+@pytest.mark.parametrize("name", [pytest.param("tiny_qwen2moe", marks=pytest.mark.thorough), "tiny_switch"])
+def test_evaluation_reproduces_the_card(name: str) -> None:
     """On the shipped passages: the same text on every machine."""
-    return {name: evaluate(ASSETS / name, PASSAGES, Console(quiet=True)) for name in ("tiny_qwen2moe", "tiny_switch")}
-
-
-@pytest.mark.parametrize("name", ["tiny_qwen2moe", "tiny_switch"])
-def test_evaluation_reproduces_the_card(name: str, evaluations: dict[str, Evaluation]) -> None:
     tables = card_tables((ASSETS / name / "README.md").read_text())
-    evaluation = evaluations[name]
+    evaluation = evaluate(ASSETS / name, PASSAGES, Console(quiet=True))
     recorded = {domain: float(row["passages"]) for domain, row in tables["Loss"].items()}
     assert recorded == pytest.approx(
         {domain: loss.nats_per_token for domain, loss in evaluation.losses.items()}, abs=TOLERANCE

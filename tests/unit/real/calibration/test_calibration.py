@@ -124,7 +124,8 @@ def test_a_wrong_word_is_refused(words: list[str], told: str, capsys: pytest.Cap
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("host", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("device", ["cpu", "host"])
 def test_this_machine_is_measured_and_then_simulated(
     device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
