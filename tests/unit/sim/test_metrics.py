@@ -169,7 +169,11 @@ def test_forecasts_of_several_rows_are_measured_as_unions(configure: Configure, 
 def test_what_loads_before_the_run_takes_every_link_it_crosses(configure: Configure, bundled_trace: Trace) -> None:
     """RAM's 24 GiB hold the device's experts, too: those come from there."""
     near = build(configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1"), "x", bundled_trace)
-    far = build(configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1", "hardware=rtx4090_nvme"), "x", bundled_trace)
+    far = build(
+        configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1", "hardware=rtx4090_nvme"),
+        "x",
+        bundled_trace,
+    )
     loads = {run.hardware.name: execute(run).summary["load_s"] for run in (near, far)}
     ram = far.controller.ram
     assert ram is not None
