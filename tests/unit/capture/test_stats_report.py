@@ -104,6 +104,7 @@ def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) ->
     assert {published.paper for published in PUBLISHED.values()} == set(PAPERS)
 
 
+@pytest.mark.thorough
 def test_traces_stand_side_by_side_in_tables_files_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ train(RunState.start(TINY, tiny_stream()), Path(sys.argv[1]), 3, kill_after_four
 """
 
 
+@pytest.mark.thorough
 def test_a_run_killed_after_four_steps_resumes_at_three_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight = RunState.start(TINY, tiny_stream())
     train(straight, tmp_path / "straight.pt", save_every=100)

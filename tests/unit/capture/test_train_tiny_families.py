@@ -71,6 +71,7 @@ def test_every_shipped_recipe_is_tested_here() -> None:
     assert {recipe.family for recipe in RECIPES.values()} == set(FAMILIES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "tiny_qwen2moe" else pytest.mark.thorough) for name in ALL]
 )

@@ -21,6 +21,7 @@ def test_every_option_of_a_kind_has_one_line_with_every_cell_filled(kind: str) -
         assert all(str(cell) for cell in column.cells) or column.header in optional, column.header
 
 
+@pytest.mark.thorough
 def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
     """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 352.3 MB, 84 GiB in all."""
 

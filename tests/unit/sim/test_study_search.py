@@ -77,6 +77,7 @@ def test_the_best_on_fit_is_judged_on_eval_against_the_system_as_it_stands(tmp_p
     assert f"on eval it decodes {found.speedup} as fast" in told("x", result)
 
 
+@pytest.mark.thorough
 def test_of_two_objectives_the_front_comes_back(tmp_path: Path) -> None:
     objectives = {"decode_tokens_per_s": "maximize", "budget.device_bytes": "minimize"}
     result = run_search(plan(trials=8, objectives=objectives, sampler="nsga2"), Here(), tmp_path, quiet)

@@ -42,6 +42,7 @@ def asked(name: str, *words: str, values: tuple[float, ...]) -> whatif.Answer:
     return answer(name, [*words, *SHORT], values, Inline())
 
 
+@pytest.mark.thorough
 def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_is_the_closed_form() -> None:
     """Loads on demand: waiting is n overheads + bytes / bandwidth, whatever the bandwidth."""
     found = asked("link", "system=lru", values=(8, 31.5))
@@ -68,6 +69,7 @@ def test_where_nothing_is_kept_the_cpu_wins_from_the_closed_form_on() -> None:
     assert slower.speedup < 1 < faster.speedup
 
 
+@pytest.mark.thorough
 def test_values_that_cannot_run_are_left_out_and_told() -> None:
     found = asked("memory", "system=mixtral_offloading", values=(0.1, 0.5, 1.0))
     assert {row.value for row in found.rows} == {0.5, 1.0}

@@ -37,6 +37,7 @@ def compiled(cache: Path, *options: str) -> list[Compiled]:
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.thorough
 def test_one_launch_of_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     made = compiled(tmp_path, "--few", "--targets", "90")
     assert {one.kernel for one in made} == KERNELS

@@ -58,6 +58,7 @@ def check_models(folder: Path) -> None:
     assert "validated: none" in (folder / "hardware" / "host_measured.yaml").read_text()
 
 
+@pytest.mark.thorough
 def test_pieces_run_with_the_host_as_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "STORES", tmp_path / "stores")
     folder = tmp_path / "results"
