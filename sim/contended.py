@@ -7,15 +7,15 @@ records are `sim.engine.Engine`'s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sim.alarms import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Alarm, Clock
+from sim.contended_links import ContendedLink, make_links
 from sim.contention import COMPUTE, CPU
 from sim.contest import Contest
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
 from sim.engine import Engine
-from sim.links import ContendedLink
 from sim.workload import Workload
 
 AT_WORK = 1 << 62
@@ -29,10 +29,13 @@ class ContendedEngine(Engine):
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         assert isinstance(durations, ContendedDurations)
         assert durations.contention is not None
-        self.contest = Contest(env, durations.contention)
+        self.contest = Contest(env, durations.contention, controller.route.engines)
         self._cpu_latency_ns = durations.cpu_latency_ns
         self._given: deque[tuple[int, int]] = deque()  # (duration, key) of needs that are ready and not begun
         super().__init__(env, controller, workload, durations, progress)
+
+    def _make_links(self) -> Sequence[ContendedLink]:
+        return make_links(self)
 
     def _prepare_stream(self) -> None:
         self._is_simple = False

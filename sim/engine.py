@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
-from sim.links import SERVICE, make_link
+from sim.links import SERVICE, Link, make_link
 from sim.loader import Transfer
 from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, NotedRecord, Record
 from sim.types import SKIP, Outcome, Step
@@ -99,11 +99,14 @@ class Engine:
             and not controller.predicts_later and not loader.dense_slots and not loader.staging_slots
             and loader.replay_unit == "union"
         )  # fmt: skip
-        self._links = [make_link(self, index) for index in range(controller.route.links)]
+        self._links: Sequence[Link] = self._make_links()
         self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
         self._prepare_stream()
+
+    def _make_links(self) -> Sequence[Link]:
+        return [make_link(self, index) for index in range(self.controller.route.links)]
 
     def _prepare_stream(self) -> None:
         self._gate = self.workload.gate()

@@ -235,7 +235,6 @@ class Hardware:
                     f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of {self.name} are "
                     f"{', '.join(sorted(known))}"
                 )
-        self._check_contention()
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
         # A route that cannot be is refused here, with the machine.
@@ -301,17 +300,6 @@ class Hardware:
         """Bytes a second that each party draws."""
         rates = {link.name: link.bytes_per_s for link in self.links} | {"compute": _memory_rate(self.compute)}
         return rates | ({"cpu": _memory_rate(self.cpu)} if self.cpu is not None else {})
-
-    def _check_contention(self) -> None:
-        if self.contention is None:
-            return
-        for link in self.links:
-            if link.engines > 1 or link.head_bytes:
-                raise ValueError(
-                    f"hardware.links.{link.name} has engines={link.engines}, head_bytes={link.head_bytes}, which do "
-                    f"not go with overlapped below 1 or shared_memory.slows=as_drawn on this machine; set engines=1 "
-                    f"and head_bytes=0, or overlapped=1 and slows=always"
-                )
 
     @property
     def link_names(self) -> tuple[str, ...]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from math import lcm
-from typing import Protocol, cast
+from typing import Protocol
 
 from sim.alarms import TRANSFER_END, Alarm, Clock
-from sim.contention import FIRST_LINK
-from sim.contest import Contest
 from sim.controller import Controller
-from sim.costs import ContendedDurations, Durations, PagedDurations
+from sim.costs import Durations, PagedDurations
 from sim.loader import Transfer
 from sim.page_cache import PageCache
 from sim.record import Record
@@ -169,32 +167,6 @@ class PagedLink(Link):
         if self._pages.read(transfer.key, size):
             duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(self.index, size)
         return duration
-
-
-class ContestedMachine(Machine, Protocol):
-    """An engine whose parties hold each other up."""
-
-    contest: Contest
-
-
-class ContendedLink(PagedLink):
-    """A link that goes as fast as others at work let it; its latency holds nobody up, nor does anybody hold that up."""
-
-    def __init__(self, machine: ContestedMachine, index: int, durations: PagedDurations) -> None:
-        super().__init__(machine, index, durations)
-        self._contest, self._latency_ns = machine.contest, self._durations.latency_ns(index)
-
-    def _set_end(self, transfer: Transfer, now: int) -> None:
-        duration = self._read_ns(transfer)
-        latency = min(self._latency_ns, duration)
-        party = FIRST_LINK + self.index
-        self._contest.begin(party, now, latency, duration - latency, self._order(transfer), self._on_end)
-
-    def note_cut(self, now: int, left_ns: dict[int, int]) -> None:
-        """Note, by row, what the service that the run's end cuts had still to do."""
-        left = self._contest.left_ns(FIRST_LINK + self.index, now)
-        if left is not None:
-            left_ns[self._service] = left
 
 
 class ChunkedLink(Link):
@@ -363,8 +335,6 @@ class SharedLink(Link):
 
 def make_link(machine: Machine, index: int) -> Link:
     controller, durations = machine.controller, machine.durations
-    if isinstance(durations, ContendedDurations) and durations.contention is not None:
-        return ContendedLink(cast(ContestedMachine, machine), index, durations)
     if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
         return PagedLink(machine, index, durations)
     if controller.route.engines[index] > 1:

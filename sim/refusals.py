@@ -123,12 +123,6 @@ def check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             f"what is kept of a read that was cut is not modelled; set one of them to null"
         )
     _check_unpacking(part)
-    if hardware.together(part["placement"].uses_cpu).contention is not None and part["loader"].chunk_bytes is not None:
-        raise ValueError(
-            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with links that others at work slow "
-            f"(hardware.links.*.overlapped below 1, hardware.shared_memory.slows=as_drawn); set chunk_bytes=null, or "
-            f"overlapped=1 and slows=always"
-        )
     encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:
         raise ValueError(

@@ -69,6 +69,8 @@ FEATURES = (
 RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by themselves."""
 SIMULATED = (*FEATURES, RIVALS)
+COMPANIONS = ("engines", "cut_through", "chunks")
+"""What a service on a link does before its end, or beside another: among rivals when so much of its work is done."""
 
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
 LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes"}
@@ -82,7 +84,6 @@ CONFLICTS = (
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
     ("static", {"continuous"}),
     ("three_hops", {"two_hops"}),
-    (RIVALS, {"engines", "cut_through", "chunks"}),
 )
 """Section 12, and what excludes itself; partial moves are given with recorded needs only."""
 
@@ -92,17 +93,22 @@ def random_feature(name: str, seed: int, ties: bool) -> Scenario:
     return _build({name}, seed, ties, SIMULATED.index(name))
 
 
+def random_companions(name: str, seed: int, ties: bool) -> Scenario:
+    """Rivals, and a feature of links that they change the course of."""
+    return _build({RIVALS, name}, seed, ties, len(SIMULATED) + 1 + COMPANIONS.index(name))
+
+
 def random_mixture(seed: int, ties: bool, rivals: bool = False) -> Scenario:
     """A random valid subset of the features, and rivals if they are asked for."""
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
-    conflicts = [(name, others) for name, others in CONFLICTS if name != RIVALS]
+    conflicts = list(CONFLICTS)
     for index in rng.permutation(len(conflicts)):
         name, others = conflicts[int(index)]
         if name in chosen and chosen & others:
             chosen -= others if rng.random() < 0.5 else {name}
     if rivals:
-        chosen = (chosen | {RIVALS}) - dict(CONFLICTS)[RIVALS]
+        chosen |= {RIVALS}
     return _build(chosen, seed, ties, len(FEATURES))
 
 

@@ -11,7 +11,7 @@ import pytest
 from sim import controller
 from sim.batching import Batcher, Part
 from sim.contention import Contention
-from sim.contest import Contest
+from sim.contest import Contest, Draw
 from sim.controller import Controller
 from sim.engine import Engine
 from sim.links import Link, SharedLink
@@ -413,10 +413,10 @@ def links_left_alone(patch: Patch) -> None:
 
 def latencies_draw(patch: Patch) -> None:
     """All of a service and of a CPU's need is work."""
-    begin: Callable[..., None] = Contest.begin
+    begin: Callable[..., Draw] = Contest.begin
 
-    def mutant(self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any) -> None:
-        begin(self, party, now, 0, latency_ns + work_ns, *rest)
+    def mutant(self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any) -> Draw:
+        return begin(self, party, now, 0, latency_ns + work_ns, *rest)
 
     patch.setattr(Contest, "begin", mutant)
 
@@ -427,8 +427,22 @@ def paces_kept(patch: Patch) -> None:
 
     def mutant(self: Contest, now: int) -> None:
         everybody = self._draws
-        self._draws = {party: draw for party, draw in everybody.items() if not draw.pace}
+        self._draws = {draw: None for draw in everybody if not draw.pace}
         paces(self, now)
         self._draws = everybody
 
     patch.setattr(Contest, "_set_paces", mutant)
+
+
+def every_engine_alone(patch: Patch) -> None:
+    """An engine has all of its link's pace, whoever serves beside it."""
+    patch.setattr("sim.contest.Counter", lambda parties: dict.fromkeys(parties, 1))
+
+
+def chunks_by_the_clock(patch: Patch) -> None:
+    """A chunk ends when it would end if nobody held it up."""
+
+    def mutant(contest: Contest, draw: Draw, now: int) -> int:
+        return now - draw.begins_ns
+
+    patch.setattr(Contest, "done_ns", mutant)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
+import simpy
+
 from differential.ref_clock import Clock, Process, Rank
 from differential.ref_memory import Transfer
-from differential.ref_rivals import Rivals
+from differential.ref_rivals import Piece, Rivals
 from differential.rows import ServiceRow
 from differential.scenario import Scenario
 
@@ -25,13 +27,15 @@ class Ends(Protocol):
 
 @dataclass(eq=False)
 class Service:
-    """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole link."""
+    """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole link. `left`: when it
+    has left the engine."""
 
     transfer: Transfer
     engine: int
     urgent: bool
     start_ns: int
     bytes: int
+    left: simpy.Event
     work: Fraction = Fraction(0)
     due: int | None = None
     end_ns: int = -1
@@ -57,6 +61,8 @@ class Wire:
         self.sharing: list[Service] = []
         self.settled_ns = 0
         self.pages: list[tuple[object, int]] = []
+        self.outer: Wire | None = None
+        """Where this link's transfers come from, if not from where the experts rest."""
 
     # ---- asked by the controller ---------------------------------------------------------------------------------
 
@@ -83,21 +89,22 @@ class Wire:
         while None in self.engines and self.next_issued:
             transfer, engine = self.next_issued, self.engines.index(None)
             moved = transfer.left.pop(self.link, self.whole_bytes(transfer))
-            service = Service(transfer, engine, transfer.urgent, self.clock.now, moved)
+            service = Service(transfer, engine, transfer.urgent, self.clock.now, moved, left=self.clock.env.event())
             self.engines[engine] = service
             self.log.append((self.link, service))
             self.clock.env.process(self.serve(service))
-            if self.scenario.head_bytes(self.link):
+            if self.scenario.head_bytes(self.link) and not self.rivals:
                 self.clock.env.process(self.head(service))
 
     def serve(self, service: Service) -> Process:
-        if self.chunk_bytes:
-            return self.in_chunks(service)
-        return self.among_rivals(service, self.rivals) if self.rivals else self.as_a_whole(service)
+        if self.rivals:
+            return self.among_rivals(service, self.rivals)
+        return self.in_chunks(service) if self.chunk_bytes else self.as_a_whole(service)
 
     def leave(self, service: Service) -> None:
         """The engine is free for the next one that waits for it."""
         service.end_ns = self.clock.now
+        service.left.succeed()
         self.engines[service.engine] = None
         self.issued.remove(service.transfer)
         self.fill_engines()
@@ -139,12 +146,48 @@ class Wire:
     # ---- a link that others hold up ------------------------------------------------------------------------------
 
     def among_rivals(self, service: Service, rivals: Rivals) -> Process:
-        """One engine: after the latency it goes as fast as those at work let it."""
-        time = self.duration(service.transfer, service.bytes)
+        """After the latency it goes as fast as those at work, and the other engines, let it: each point of a service
+        is reached when so much of its work is done."""
+        transfer, time = service.transfer, self.duration(service.transfer, service.bytes)
         latency = min(time, self.scenario.latency_ns(self.link))
-        order = self.order(service.transfer)
-        yield from rivals.work(2 + self.link, latency, time - latency, Rank.TRANSFER, order)
+        order = self.order(transfer)
+        source = self.outer and next(
+            (other for other in self.outer.engines if other and other.transfer is transfer), None
+        )
+        if latency:
+            yield self.clock.env.timeout(latency)
+        piece = Piece(2 + self.link, Fraction(time - latency))
+        rivals.join(piece)
+        if self.scenario.head_bytes(self.link) and self.head_ns(service) < time:
+            self.clock.env.process(self.head_among_rivals(service, rivals, piece, time - self.head_ns(service)))
+        if source:
+            head = min(self.scenario.head_bytes(self.link + 1), service.bytes)
+            last = max(1, self.scenario.hop_ns(self.link, head))
+            self.clock.env.process(self.keep_behind(source, rivals, piece, min(last, time - latency)))
+        for end in range(self.chunk_bytes, service.bytes, self.chunk_bytes) if self.chunk_bytes else ():
+            later = time - self.duration(transfer, end)
+            yield from rivals.until(piece, Fraction(min(later, time - latency)), Rank.TRANSFER, order)
+            if piece.left > 0 and self.gives_way(service):
+                rivals.leave(piece)
+                self.cut(service, end)
+                return
+        yield from rivals.until(piece, Fraction(0), Rank.TRANSFER, order)
+        rivals.leave(piece)
         self.end(service)
+
+    def head_among_rivals(self, service: Service, rivals: Rivals, piece: Piece, left: int) -> Process:
+        """Hand on when only so much of the work is left; what is over at that instant has no head."""
+        yield from rivals.until(piece, Fraction(left), Rank.TRANSFER, self.order(service.transfer))
+        if service.end_ns < 0 and piece.left > 0:
+            self.ends.head_ends(self.link, service.transfer)
+
+    def keep_behind(self, source: Service, rivals: Rivals, piece: Piece, left: int) -> Process:
+        """With a head's bytes left it waits for the outer link to be through: others may have held that up."""
+        yield from rivals.until(piece, Fraction(left), Rank.TRANSFER)
+        if piece in rivals.at_work and source.end_ns < 0:
+            rivals.hold(piece, held=True)
+            yield source.left
+            rivals.hold(piece, held=False)
 
     # ---- a link that is shared -----------------------------------------------------------------------------------
 
@@ -202,12 +245,20 @@ class Wire:
             if moved == service.bytes:
                 self.end(service)
                 return
-            wanted = service.wants_cut_since is not None and service.wants_cut_since < self.clock.now
-            if wanted and self.ends.would_cut(self.link):
-                transfer.left[self.link], service.bytes = service.bytes - moved, moved
-                self.leave(service)
-                self.ends.chunk_ends(self.link, transfer)
+            if self.gives_way(service):
+                self.cut(service, moved)
                 return
+
+    def gives_way(self, service: Service) -> bool:
+        """At the end of a chunk: has it been wanted since before now?"""
+        wanted = service.wants_cut_since is not None and service.wants_cut_since < self.clock.now
+        return wanted and self.ends.would_cut(self.link)
+
+    def cut(self, service: Service, moved: int) -> None:
+        transfer = service.transfer
+        transfer.left[self.link], service.bytes = service.bytes - moved, moved
+        self.leave(service)
+        self.ends.chunk_ends(self.link, transfer)
 
     def watch(self) -> None:
         """After every call: since when has the transfer in service been wanted to give way?"""
@@ -222,15 +273,22 @@ class Wire:
 
     def head(self, service: Service) -> Process:
         """Cut-through: early enough that the next link never starves, and ends no sooner than a head after this one."""
-        transfer, head_bytes = service.transfer, self.scenario.head_bytes(self.link)
-        here, there = service.bytes, self.whole_bytes(transfer, inwards=1)
+        delay = self.head_ns(service)
+        if delay < self.scenario.hop_ns(self.link, service.bytes):
+            yield self.clock.at(Rank.TRANSFER, self.order(service.transfer), delay=delay)
+            self.ends.head_ends(self.link, service.transfer)
+
+    def head_ns(self, service: Service) -> int:
+        """When it hands on, of its own pace."""
+        head_bytes, here, there = (
+            self.scenario.head_bytes(self.link),
+            service.bytes,
+            self.whole_bytes(service.transfer, 1),
+        )
         enough = self.scenario.hop_ns(self.link, min(head_bytes, here))
-        end = self.scenario.hop_ns(self.link, here)
         keeps_up = self.scenario.hop_ns(self.link - 1, min(head_bytes, there))
-        keeps_up += end - self.scenario.hop_ns(self.link - 1, there)
-        if max(enough, keeps_up) < end:
-            yield self.clock.at(Rank.TRANSFER, self.order(transfer), delay=max(enough, keeps_up))
-            self.ends.head_ends(self.link, transfer)
+        keeps_up += self.scenario.hop_ns(self.link, here) - self.scenario.hop_ns(self.link - 1, there)
+        return max(enough, keeps_up)
 
 
 def service_rows(log: list[tuple[int, Service]]) -> tuple[ServiceRow, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import simpy
 
@@ -24,6 +25,8 @@ class Moves:
         self.log: list[tuple[int, Service]] = []
         self.rivals = Rivals(scenario.rivalry, clock) if scenario.rivalry else None
         self.wires = [Wire(scenario, clock, link, self, self.log, self.rivals) for link in range(scenario.hops)]
+        for inner, outer in pairwise(self.wires):
+            inner.outer = outer
         self.queues: list[list[Transfer]] = [[] for _ in self.wires]
         self.places, self.heads, self.given_up = 0, 0, 0
         self.moving: dict[Key, Transfer] = {}

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from differential import production_rows, reference
-from differential.features import SIMULATED, random_feature, random_mixture
+from differential.features import COMPANIONS, SIMULATED, random_companions, random_feature, random_mixture
 from differential.rows import Timeline
 from differential.scenario import Scenario, random_scenario
 
 PLAIN, MIXTURE = "plain", "mixture"
 RIVAL_MIXTURE = "mixture with rivals"
-KINDS = (PLAIN, *SIMULATED, MIXTURE, RIVAL_MIXTURE)
+AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
+KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
 """Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where none are given."""
 
@@ -38,10 +39,12 @@ HELPS = ("trimmed", "exchanged", "calls")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many mixtures."""
+    """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many mixtures. Where
+    parties hold each other up the reference is slow: fewer."""
     if "seeds" in metafunc.fixturenames:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
+        counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         cases = [(kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))]
         metafunc.parametrize(
             ("kind", "seeds"), cases, ids=[f"{kind} {seeds.start} to {seeds.stop - 1}" for kind, seeds in cases]
@@ -61,6 +64,8 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
         return random_scenario(seed, ties)
     if kind in (MIXTURE, RIVAL_MIXTURE):
         return random_mixture(seed, ties, rivals=kind == RIVAL_MIXTURE)
+    if kind in AMONG_RIVALS:
+        return random_companions(AMONG_RIVALS[kind], seed, ties)
     return random_feature(kind, seed, ties)
 
 

@@ -20,6 +20,7 @@ from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
 from sim import engine, links
 from sim.alarms import TRANSFER_END
+from sim.contended_links import ContendedLink
 from sim.contest import Contest
 from sim.controller import Controller
 from sim.links import SharedLink
@@ -136,6 +137,11 @@ MUTANTS = {
     "compute leaves a link alone": Mutant(mutants.links_left_alone, "rivals"),  # 2
     "a latency holds others up": Mutant(mutants.latencies_draw, "rivals"),  # 2
     "a pace kept until the end": Mutant(mutants.paces_kept, "rivals"),  # 2
+    "every engine alone": Mutant(mutants.every_engine_alone, "engines among rivals"),  # 1
+    "a link overtakes the one before": Mutant(
+        replaced(ContendedLink, "_on_overtaking", lambda *_: None), "cut_through among rivals"
+    ),  # 1
+    "chunks by the clock": Mutant(mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
     "what was done before forgotten": Mutant(replaced(Contest, "_settle", lambda contest, now: None), "rivals"),  # 1
 }
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from differential import production_rows
-from differential.features import random_feature
 from differential.production import ScenarioDurations, ScenarioWorkload
 from differential.scenario import Scenario
+from differential.test_engine_against_reference import AMONG_RIVALS, given
 from property.brute_force import Instance, shortest
 from property.watched import names, scenario_of
 from sim import relaxation
@@ -203,12 +203,14 @@ def test_no_run_of_any_feature_is_below_its_bound(ties: bool, monkeypatch: pytes
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back"])
+@pytest.mark.parametrize(
+    "kind", ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back", *AMONG_RIVALS]
+)
 def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every link of it is bounded; often the outer one says the most."""
     monkeypatch.setattr(relaxation, "ROUNDS", (100, 100))
     for seed in range(60):
-        scenario = random_feature(kind, seed, ties=seed % 2 == 0)
+        scenario = given(kind, seed, ties=seed % 2 == 0)
         low_above = getattr(scenario.selector, "low_above", None)
         if low_above is None or (low_above >= 0 and scenario.precisions > 1):
             bounds, makespan_ns = bounded(scenario)

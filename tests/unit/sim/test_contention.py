@@ -9,7 +9,7 @@ import pytest
 
 from sim.alarms import NEED_DONE, TRANSFER_END, Alarm, Clock
 from sim.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
-from sim.contest import Contest
+from sim.contest import Contest, Draw
 from sim.costs import Roofline
 from sim.engine import simulate
 from sim.execute import execute
@@ -39,10 +39,11 @@ def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
     assert Contention([1.0], 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
 
 
-def ends_of(contention: Contention, *works: tuple[int, int, int, int]) -> tuple[list[tuple[int, int]], list[int]]:
+def ends_of(contention: Contention, *works: tuple[int, int, int, int],
+            engines: tuple[int, ...] = ()) -> tuple[list[tuple[int, int]], list[int]]:  # fmt: skip
     """(party, end) of works (party, from, latency, work), in order; and how much each party was slowed."""
     env, ends = Clock(), []
-    contest = Contest(env, contention)
+    contest = Contest(env, contention, engines)
     for order, (party, at, latency, work) in enumerate(works):
 
         def begin(
@@ -86,6 +87,53 @@ def test_what_begins_when_another_ends_does_not_meet_it() -> None:
     ends, slowed = ends_of(Contention([0.5]), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10))
     assert ends == [(COMPUTE, 10), (LINK, 20), (COMPUTE, 30)]
     assert sum(slowed) == 0
+
+
+def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
+    """Half of the pace while compute works, for two engines a quarter each: of 10 and 40 ns the first is through at 40.
+    The other has 30 left, at a half until compute ends at 60, and then at the whole pace: 20 more.
+    """
+    works = ((COMPUTE, 0, 0, 60), (LINK, 0, 0, 10), (LINK, 0, 0, 40))
+    ends, slowed = ends_of(Contention([0.5]), *works, engines=(2,))
+    assert ends == [(LINK, 40), (COMPUTE, 60), (LINK, 80)]
+    assert slowed == [0, 0, 30]
+
+
+def rung(env: Clock, contest: Contest, draw: Draw, *done_ns: int) -> list[tuple[int, int]]:
+    """(work, when) of the marks of a piece of work that rang."""
+    rings: list[tuple[int, int]] = []
+    for work in done_ns:
+        contest.mark(draw, 0, work, lambda alarm, work=work: rings.append((work, alarm.at_ns)))
+    env.run(until=env.timeout(1 << 40))
+    return rings
+
+
+def begun(env: Clock, contest: Contest, party: int, work: int, number: int) -> Draw:
+    return contest.begin(party, 0, 0, work, TRANSFER_END + number, lambda alarm: None)
+
+
+def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
+    """At a quarter of the pace until 40, 10 are done; 25 more take 25, 64 more as much."""
+    env = Clock()
+    contest = Contest(env, Contention([0.25]))
+    begun(env, contest, COMPUTE, 40, 0)
+    link = begun(env, contest, LINK, 100, 1)
+    assert rung(env, contest, link, 5, 35, 99) == [(5, 20), (35, 65), (99, 129)]
+
+
+def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
+    """Two engines share from 0 to 10: of 20 each has done 5. One is held until 18: the other has done 13 by then, and
+    7 are left; both at half: the other ends at 32, when the first has 8 left, alone.
+    """
+    env = Clock()
+    contest = Contest(env, Contention([1.0]), (2,))
+    first, other = (begun(env, contest, LINK, 20, number) for number in (1, 2))
+    for at_ns, held in ((10, True), (18, False)):
+        Alarm(env, lambda alarm, held=held: contest.hold(first, alarm.at_ns, held)).set(at_ns, NEED_DONE)
+    rings = rung(env, contest, first, 5, 6, 19)
+    assert rings == [(5, 10), (6, 20), (19, 39)]
+    assert contest.slowed_ns == [0, 0, 0]
+    assert other.left == 0
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -164,8 +212,10 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
     [
         (("+hardware.links.pcie.overlapped=0",), r"hardware\.links\.pcie\.overlapped=0 must be from 0\.001 to 1"),
         (("+hardware.links.pcie.overlapped=1.5",), r"hardware\.links\.pcie\.overlapped=1\.5 must be"),
-        (("+hardware.links.pcie.overlapped=0.5", "hardware.links.pcie.engines=2"), r"engines=2, head_bytes=0"),
-        (("+hardware.links.pcie.overlapped=0.5", "loader.chunk_bytes=1000000"), r"loader\.chunk_bytes=1000000"),
+        (
+            ("+hardware.links.pcie.overlapped=0.5", "hardware.links.pcie.engines=2", "loader.chunk_bytes=1000000"),
+            r"loader\.chunk_bytes=1000000 needs one engine on every link, got engines \[2\]",
+        ),
         (
             ("+hardware.shared_memory={_target_: sim.hardware.SharedMemory, gb_per_s: 9, parties: [compute, pcie], "
              "slows: often}",),

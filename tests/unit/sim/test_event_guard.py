@@ -106,14 +106,24 @@ class Ran:
 
     @property
     def changes_of_paces(self) -> int:
-        """Where parties hold each other up: of each piece of work the end of its latency, and, when it begins and when
-        it ends, one end of everybody's work in progress.
+        """Where parties hold each other up: of each piece of work the end of its latency, and, whenever one begins,
+        ends, stops or goes on, each point that rings of everybody's work in progress.
         """
         if self.scenario.rivalry is None:
             return 0
         gates, services = len(self.record.gate_ns), len(self.record.service_number)
         pieces = gates + len(self.workload.steps) + len(self.controller.lookup_keys) + services
-        return pieces * (1 + 2 * (2 + self.scenario.hops)) + gates
+        marks = sum(self.scenario.engines(link) * self.points(link) for link in range(self.scenario.hops))
+        waiting = sum(self.comes_from_a_head(link) for link in self.record.service_link)
+        return pieces * (1 + 2 * (2 + marks)) + 2 * waiting * (2 + marks) + gates
+
+    def points(self, link: int) -> int:
+        """Of a service on a link among rivals: its end, a head or a cut, and where it waits for the link before it."""
+        is_marked = self.scenario.head_bytes(link) > 0 or self.scenario.loader.chunk_bytes > 0
+        return 1 + is_marked + self.comes_from_a_head(link)
+
+    def comes_from_a_head(self, link: int) -> bool:
+        return link + 1 < self.scenario.hops and self.scenario.head_bytes(link + 1) > 0
 
     @property
     def wave_gates(self) -> set[int]:
