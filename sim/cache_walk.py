@@ -9,8 +9,9 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from sim.cache_replay import LOADER_OPTIONS, Contract, Replay, Replayer, as_geom
 from sim.gates import StepGate
 from sim.loader import Loader
 from sim.policies.base import CachePolicy
+from sim.residency_log import ResidencyLog
 from sim.slots import ABSENT, RESIDENT, Slots
 from sim.types import Cause, Outcome, Step
 
@@ -102,6 +104,22 @@ class CacheWalk:
         told = replay.resident[self._first_lookup].tolist()
         if [flag for flags in self.found for flag in flags] != told:
             raise ValueError(WAVES)
+        self._compare()
+
+    def of(self, log: ResidencyLog, replay: Replay) -> CacheWalk:
+        """This walk of a log of the same lookups, whose flags (and what was read) are others."""
+        other = copy(self)
+        other.replayer = copy(self.replayer)
+        other.replayer.log = log
+        other.wrong = deviations(log, replay)
+        other._compare()
+        return other
+
+    def _compare(self) -> None:
+        """Take the log's flags, gate by gate, and where they are not what was found."""
+        flags = iter(self.replayer.log.resident[self._first_lookup].tolist())
+        self.logged: list[list[bool]] = [list(islice(flags, len(keys))) for keys in self.keys]
+        """By gate and need, what the log says of its first lookup in the batch."""
         wrong = [found != logged for found, logged in zip(self.found, self.logged, strict=True)]
         self._next_wrong = np.append(np.flatnonzero(wrong), len(wrong))
 
@@ -116,9 +134,6 @@ class CacheWalk:
         asked = self.replayer.tick * units + log.expert
         order = np.argsort(asked, kind="stable")
         self._first_lookup = order[np.searchsorted(asked[order], cells)]
-        flags = log.resident[self._first_lookup].tolist()
-        self.logged: list[list[bool]] = [flags[a:b] for a, b in pairwise(cuts)]
-        """By gate and need, what the log says of its first lookup in the batch."""
         self._steps: list[Step] = [workload.steps[step] for step in workload.gate_step.tolist()]
         self._sites: list[int] = workload.gate_site.tolist()
         before = np.array(cuts[:-1]) // STRIDE

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sim.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
+from sim.exchanged_lookups import Exchanged, Swapped, exchanged, swapped
+from sim.lookup_order import LookupOrder
 
-FLAG = "flag"
-"""The kind of a fault that is the log's alone: a flag written wrongly."""
+FLAG, SWAPPED = "flag", "swapped"
+"""The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each other's place."""
 MOST_NEEDS = 6_000_000
 """Needs walked through in one search, all faults together: a count, so that a search ends alike on every machine."""
 SUSPECTS = 3
@@ -35,7 +37,8 @@ class Explanation:
     """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they spare).
 
     ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one that tells of it (-1:
-    none before). ``others``: for an exchanged lookup, some keys that the engine may have been asked for.
+    none before). ``lookups``: any one of these may have been for other experts; ``pairs``: any of these lookups may stand
+    in each other's place.
     """
 
     kind: str
@@ -43,7 +46,8 @@ class Explanation:
     last: Fault
     since: int
     shown: int
-    others: tuple[int, ...] = ()
+    lookups: tuple[Exchanged, ...] = ()
+    pairs: tuple[Swapped, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,18 @@ class FaultSearch:
     def search(self) -> Found:
         """Every explanation that the evidence proposes."""
         found: list[Explanation] = []
-        families = (self._lost, self._kept, self._unseen, self._pinned, self._budgets, self._exchanges)
+        families = [self._lost, self._kept, self._unseen, self._pinned, self._budgets]
         if self._flag_alone():
             fault = Fault(FLAG, self._shown.tick, self._shown.key)
             found.append(Explanation(FLAG, fault, fault, self._since(self._shown), self._shown.tick))
             if self._walk.replayer.log.tells_bytes:
                 return Found(tuple(found), True)
+        try:
+            order = LookupOrder(self._walk)
+        except ValueError:
+            families.append(self._exchanges)
+        else:
+            found += self._altered(order)
         if not self._differences or self._differences[0].key != self._shown.key:
             return Found(tuple(found), True)
         try:
@@ -255,8 +265,25 @@ class FaultSearch:
                 high = middle
         return None
 
+    def _altered(self, order: LookupOrder) -> Iterator[Explanation]:
+        """The log names another expert than the engine was asked for, or two lookups in each other's place: all that
+        may be, in closed form."""
+        replayer, shown = self._walk.replayer, self._shown
+
+        def fault(kind: str, lookup: int, other: int) -> Fault:
+            return Fault(kind, int(replayer.tick[lookup]), int(replayer.keys[lookup]), other)
+
+        if lookups := tuple(exchanged(order)):
+            ends = (lookups[0], lookups[-1])
+            first, last = (fault(EXCHANGED, at.lookup, int(replayer.log.site[at.lookup]) * replayer.units
+                                 + at.experts[0]) for at in ends)  # fmt: skip
+            yield Explanation(EXCHANGED, first, last, self._since(shown), shown.tick, lookups)
+        if pairs := tuple(swapped(order)):
+            first, last = (fault(SWAPPED, at.lookup, int(replayer.keys[at.other])) for at in (pairs[0], pairs[-1]))
+            yield Explanation(SWAPPED, first, last, self._since(shown), shown.tick, pairs=pairs)
+
     def _exchanges(self) -> Iterator[Explanation]:
-        """The log names another expert than the engine was asked for."""
+        """The log names another expert than the engine was asked for, as far as some that may be are walked."""
         shown = self._shown
         asked = self._asked_before(shown.key, shown.tick)
         since = asked[-1] if asked else -1
@@ -269,8 +296,8 @@ class FaultSearch:
             faults = [Fault(EXCHANGED, tick, key, other) for other in others if other not in self._walk.keys[tick]]
             good = list(islice((fault for fault in faults[:TRIED_EXPERTS] if self._explains(fault)), SHOWN_EXPERTS))
             if good:
-                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick,
-                                  tuple(fault.other for fault in good))  # fmt: skip
+                lookup = Exchanged(self._walk.lookup(tick, key), tuple(fault.other % units for fault in good))
+                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, (lookup,))
 
         yield from at(shown.tick, shown.key, site)
         if shown.found and since >= 0:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sim.cache_replay import Replayer
 from sim.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk
-from sim.fault_search import FLAG, Explanation, Found
+from sim.exchanged_lookups import Exchanged, Swapped
+from sim.fault_search import FLAG, SWAPPED, Explanation, Found
 from sim.residency_log import ResidencyLog
+
+SHOWN_EXPERTS, SHOWN_LOOKUPS = 3, 8
+"""Experts told of a lookup, and lookups told with their experts; all others are told by row."""
 
 
 def layer_name(log: ResidencyLog, site: int) -> str:
@@ -77,11 +81,43 @@ def tell(walk: CacheWalk, explanation: Explanation) -> str:
             since = f"beginning between {where(replayer, first.tick)} and {where(replayer, last.tick)},"
         change = first.change_bytes
         return f"budget: {since} the engine held {abs(change)} B {'more' if change > 0 else 'less'}"
+    if explanation.kind == SWAPPED:
+        return _tell_pairs(walk, explanation.pairs)
     assert explanation.kind == EXCHANGED
-    others = " or ".join(str(other % replayer.units) for other in explanation.others)
-    row = log.line[walk.lookup(first.tick, first.key)]
-    return f"exchanged: row {row}, {where(replayer, first.tick)}: the engine was asked for another expert than " \
-           f"{first.key % replayer.units}, such as {others}"  # fmt: skip
+    return _tell_lookups(walk, explanation.lookups)
+
+
+def _tell_lookups(walk: CacheWalk, lookups: Sequence[Exchanged]) -> str:
+    """Which lookups may have been for which other experts."""
+    log = walk.replayer.log
+
+    def one(at: Exchanged) -> str:
+        such = " or ".join(map(str, at.experts[:SHOWN_EXPERTS]))
+        others = f", or {len(at.experts) - SHOWN_EXPERTS} others" if len(at.experts) > SHOWN_EXPERTS else ""
+        return f"{_place(walk, at.lookup)}: another expert than {log.expert[at.lookup]}, such as {such}{others}"
+
+    if len(lookups) == 1:
+        return f"exchanged: the engine was asked at {one(lookups[0])}"
+    shown = "; ".join(one(at) for at in lookups[:SHOWN_LOOKUPS])
+    rows = [str(log.line[at.lookup]) for at in lookups[SHOWN_LOOKUPS:]]
+    more = f"; or in row {', '.join(rows)}" if rows else ""
+    return f"exchanged: in one of {len(lookups)} lookups, and the log cannot tell which, the engine was asked at " \
+           f"{shown}{more}"  # fmt: skip
+
+
+def _tell_pairs(walk: CacheWalk, pairs: Sequence[Swapped]) -> str:
+    """Which lookups may stand in each other's place."""
+    log = walk.replayer.log
+    if len(pairs) == 1:
+        (pair,) = pairs
+        return f"swapped: {_place(walk, pair.lookup)}, and {_place(walk, pair.other)}, stand in each other's place"
+    told = ", ".join(f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs)
+    return f"swapped: one of {len(pairs)} pairs of lookups, and the log cannot tell which, stand in each other's " \
+           f"place: rows {told}"  # fmt: skip
+
+
+def _place(walk: CacheWalk, lookup: int) -> str:
+    return f"row {walk.replayer.log.line[lookup]} ({where(walk.replayer, int(walk.replayer.tick[lookup]))})"
 
 
 def _loaded(walk: CacheWalk, tick: int) -> list[str]:

@@ -26,12 +26,12 @@ class LRU(Pooled):
         super().__init__(scope, shares, initial, quotas)
         if recency not in RECENCIES:
             raise ValueError(f"unknown LRU recency {recency!r}; known: {', '.join(RECENCIES)}")
-        self._by_rows = recency == "rows"
+        self.goes_by_rows = recency == "rows"
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._units = geometry.units
         self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
-        self._only_order = self._orders[0] if len(self._orders) == 1 and not self._by_rows else None
+        self._only_order = self._orders[0] if len(self._orders) == 1 and not self.goes_by_rows else None
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return filterfalse(blocked.__getitem__, self._orders[pool])
@@ -44,7 +44,7 @@ class LRU(Pooled):
                 pop(key, None)
                 order[key] = None
             return
-        if self._by_rows and len(gate.experts) > 1:
+        if self.goes_by_rows and len(gate.experts) > 1:
             keys = self._by_last_row(keys, gate)
         for key in keys:
             order = self._orders[self._pool_of[key]]

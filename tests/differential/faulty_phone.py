@@ -1,6 +1,6 @@
 """The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle of the fault search.
 
-Shares no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the batch's
+The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the batch's
 absent experts are there, then the least recent that are none of the batch's go while the bytes exceed the budget.
 """
 
@@ -12,11 +12,17 @@ from itertools import pairwise
 
 import numpy as np
 
+from sim.cache_walk import BUDGET, LOST, PINNED, UNREFRESHED, VICTIM
+from sim.fault_search import FLAG, Explanation
 from sim.residency_log import ResidencyLog
 
 Key = tuple[int, int]
 """(site, expert)."""
 KINDS = ("wrong victim", "not refreshed", "not admitted", "never evicted", "spared once", "flag", "budget")
+TOLD_AS = {
+    "wrong victim": VICTIM, "not refreshed": UNREFRESHED, "not admitted": LOST, "never evicted": PINNED,
+    "budget": BUDGET, "flag": FLAG,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ RIGHT = Wrong("none")
 
 @dataclass(frozen=True)
 class Course:
-    """What an engine did: a flag for each lookup; by batch its lookups, what was evicted and what it then held."""
+    """What an engine did: a flag for each lookup; by batch its lookups, what was evicted and what it then held (of the
+    right engine)."""
 
     flags: list[bool]
     batches: list[list[Key]]
@@ -51,6 +58,7 @@ def course(log: ResidencyLog, budget: int, wrong: Wrong = RIGHT) -> Course:
     keys: list[Key] = list(zip(log.site.tolist(), log.expert.tolist(), strict=True))
     cache: OrderedDict[Key, int] = OrderedDict()
     result = Course([], [], [], [], [])
+    used = 0
     for batch, (start, stop) in enumerate(pairwise(cuts)):
         mine = keys[start:stop]
         found = {key: key in cache for key in mine}
@@ -58,24 +66,25 @@ def course(log: ResidencyLog, budget: int, wrong: Wrong = RIGHT) -> Course:
         for key in mine:
             if key not in cache:
                 cache[key] = log.expert_bytes[key[0]]
+                used += cache[key]
             if not (now.kind == "not refreshed" and key == now.key):
                 cache.move_to_end(key)
         if now.kind == "not admitted":
-            del cache[now.key]
+            used -= cache.pop(now.key)
         limit = budget + (wrong.change_bytes if wrong.kind == "budget" and batch >= wrong.batch else 0)
         spared = set(mine)
         if now.kind in ("wrong victim", "spared once") or (wrong.kind == "never evicted" and batch >= wrong.batch):
             spared.add(wrong.other)
         evicted: list[Key] = []
-        while sum(cache.values()) > limit:
+        while used > limit:
             order = (key for key in cache if key not in spared)
             if now.kind == "wrong victim" and now.key in cache:
                 order = iter([now.key])
             evicted.append(next(order))
-            del cache[evicted[-1]]
+            used -= cache.pop(evicted[-1])
         result.flags.extend(found[key] for key in mine)
         for column, value in ((result.batches, mine), (result.found, found), (result.evicted, evicted),
-                              (result.held, list(cache))):  # fmt: skip
+                              (result.held, list(cache) if wrong is RIGHT else [])):  # fmt: skip
             column.append(value)
     return result
 
@@ -116,3 +125,49 @@ def stay(right: Course, wrong: Wrong) -> tuple[int, int]:
     asked = [batch for batch, found in enumerate(right.found) if wrong.key in found]
     return (max((at for at in asked if at <= wrong.batch), default=-1),
             min((at for at in asked if at > wrong.batch), default=-1))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A faulty engine's log; whether a flag of the fault's own expert tells of it."""
+
+    wrong: Wrong
+    log: ResidencyLog
+    decidable: bool
+
+
+def draw_case(kind: str, seed: int, right: Course, log: ResidencyLog, budget: int) -> Case | None:
+    """The log of an engine with a fault of this kind; None if it is the right engine's."""
+    rng = np.random.default_rng((KINDS.index(kind), seed))
+    if kind == "flag":
+        lookup = int(rng.integers(len(log)))
+        flags = log.resident.copy()
+        flags[lookup] = not flags[lookup]
+        place = (int(log.site[lookup]), int(log.expert[lookup]))
+        batch = int(np.flatnonzero([place in found for found in right.found])[0])
+        return Case(Wrong(kind, batch, place), replace(log, resident=flags), True)
+    wrong = draw(kind, right, log, rng)
+    found = course(log, budget, wrong).flags
+    changed = [i for i, (a, b) in enumerate(zip(found, right.flags, strict=True)) if a is not b]
+    if not changed:
+        return None
+    about = wrong.key or wrong.other
+    own = any((int(log.site[i]), int(log.expert[i])) == about for i in changed)
+    return Case(wrong, log_of(log, found), own or kind == "budget")
+
+
+def is_told(explanation: Explanation, wrong: Wrong, right: Course, units: int) -> bool:
+    """The explanation is the fault: its kind, its expert and that one's lookups around it, and its batch among those
+    that it leaves open."""
+    if explanation.kind != TOLD_AS[wrong.kind] or not explanation.first.tick <= wrong.batch <= explanation.last.tick:
+        return False
+    if wrong.kind == "budget":
+        return explanation.first.change_bytes == wrong.change_bytes
+
+    def number(key: Key | None) -> int:
+        assert key is not None
+        return key[0] * units + key[1]
+
+    if wrong.kind == "never evicted":
+        return explanation.first.other == number(wrong.other)
+    return explanation.first.key == number(wrong.key) and (explanation.since, explanation.shown) == stay(right, wrong)

@@ -48,11 +48,7 @@ def log(folder: Path) -> ResidencyLog:
 @pytest.fixture(scope="module")
 def beginning(log: ResidencyLog) -> ResidencyLog:
     """The log up to its `STEPS`-th decoded token."""
-    rows, lookups = log.trace.step <= STEPS, log.step <= STEPS
-    columns = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
-    trace = replace(log.trace, **{name: getattr(log.trace, name)[rows] for name in columns})
-    columns = ("line", "row", "site", "slot", "expert", "resident", "loaded_bytes")
-    return replace(log, trace=trace, **{name: getattr(log, name)[lookups] for name in columns})
+    return first_steps(log, STEPS)
 
 
 # ---- the contract
@@ -77,98 +73,6 @@ def test_a_budget_one_mib_off_is_no_explanation(log: ResidencyLog) -> None:
 
 
 # ---- altered logs
-
-
-@dataclass(frozen=True)
-class Altered:
-    """``lookups`` of the log were altered; ``first``: the lookup that first contradicts the contract, or None."""
-
-    kind: str
-    log: ResidencyLog
-    lookups: tuple[int, ...]
-    first: int | None
-
-
-def plain(log: ResidencyLog, budget_of: Callable[[int], int] = lambda batch: BUDGET) -> Flags:
-    """The phone's rule in plain Python: each lookup's flag, with the budget that holds after each batch."""
-    sites = len(log.layers)
-    batch_of = log.step * sites + log.site
-    starts = np.flatnonzero(np.diff(batch_of, prepend=-1)).tolist()
-    keys = (log.site * 1000 + log.expert).tolist()
-    sizes, site_of = log.expert_bytes, log.site.tolist()
-    cache: OrderedDict[int, int] = OrderedDict()
-    used, flags = 0, []
-    for batch, (start, stop) in enumerate(zip(starts, [*starts[1:], len(keys)], strict=True)):
-        mine = keys[start:stop]
-        flags += [key in cache for key in mine]
-        for key in mine:
-            if key not in cache:
-                cache[key] = sizes[site_of[start]]
-                used += cache[key]
-            cache.move_to_end(key)
-        spared, budget = set(mine), budget_of(batch)
-        for key in [key for key in cache if key not in spared] if used > budget else ():
-            if used <= budget:
-                break
-            used -= cache.pop(key)
-    return np.array(flags)
-
-
-def contradiction(log: ResidencyLog) -> int | None:
-    found = np.flatnonzero(plain(log) != log.resident)
-    return int(found[0]) if len(found) else None
-
-
-def with_experts(log: ResidencyLog, experts: dict[int, int], resident: dict[int, bool]) -> ResidencyLog:
-    """Other experts (and flags) at some lookups, in the routes as in the residency log."""
-    expert, flags, ids = log.expert.copy(), log.resident.copy(), log.trace.ids.copy()
-    for lookup, other in experts.items():
-        expert[lookup] = other
-        ids[log.row[lookup], log.site[lookup], log.slot[lookup]] = other
-    for lookup, flag in resident.items():
-        flags[lookup] = flag
-    return replace(log, expert=expert, resident=flags, trace=replace(log.trace, ids=ids))
-
-
-def flip(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """One flag is the other."""
-    lookup = int(rng.integers(len(log)))
-    altered = with_experts(log, {}, {lookup: not log.resident[lookup]})
-    return Altered("flag flipped", altered, (lookup,), contradiction(altered))
-
-
-def exchange(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """One lookup has the id of an expert that its token did not choose there; the flag stays."""
-    lookup = int(rng.integers(len(log)))
-    chosen = log.trace.ids[log.row[lookup], log.site[lookup]]
-    others = np.setdiff1d(np.arange(log.trace.header.model.experts), chosen)
-    altered = with_experts(log, {lookup: int(rng.choice(others))}, {})
-    return Altered("expert exchanged", altered, (lookup,), contradiction(altered))
-
-
-def move(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """A lookup stands, with its flag, with another decoded token, and that token's of the layer and slot with its."""
-    prompt = int(np.flatnonzero(log.step == 0)[-1]) + 1
-    while True:
-        here = int(rng.integers(prompt, len(log)))
-        alike = np.flatnonzero((log.site == log.site[here]) & (log.slot == log.slot[here]) & (log.step > 0))
-        there = int(rng.choice(alike[alike != here]))
-        ids, site = log.trace.ids, log.site[here]
-        a, b = int(log.expert[here]), int(log.expert[there])
-        if b not in ids[log.row[here], site] and a not in ids[log.row[there], site]:
-            break
-    flags = {here: bool(log.resident[there]), there: bool(log.resident[here])}
-    altered = with_experts(log, {here: b, there: a}, flags)
-    return Altered("lookup moved", altered, (here, there), contradiction(altered))
-
-
-def resize(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """From some batch on the engine's budget is one expert more, or less: its flags are what it then finds."""
-    batches = len(np.unique(log.step * len(log.layers) + log.site))
-    since, change = int(rng.integers(batches)), int(rng.choice([-1, 1])) * max(log.expert_bytes)
-    altered = replace(log, resident=plain(log, lambda batch: BUDGET + change * (batch >= since)))
-    changed = np.flatnonzero(altered.resident != log.resident)
-    return Altered("budget changed", altered, tuple(changed[:1].tolist()), contradiction(altered))
 
 
 def altered_logs(log: ResidencyLog, number: int) -> Iterator[Altered]:

@@ -1,0 +1,206 @@
+"""How often `sim.check` finds what is wrong in a phone's log: of faulty engines, and of logs whose text was altered.
+
+``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000]``
+
+Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same command, and more logs are
+added to those that are there. The table is printed at the end (with the counts that are there, also on Ctrl-C). Logs
+are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is kept
+as such, and the next seed is drawn. What is counted is defined in docs/check.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from altered_phone import ALTERATIONS, BUDGET, CONTRACT, ROUTES, Altered, first_steps
+from faulty_phone import TOLD_AS, Course, course, draw_case, is_told
+from rich.console import Console
+from rich.progress import track
+
+from capture.import_trace import main as import_trace
+from sim.cache_replay import Replayer
+from sim.cache_walk import EXCHANGED, CacheWalk
+from sim.fault_search import FLAG, SWAPPED, Explanation, FaultSearch
+from sim.residency_log import ResidencyLog, read_log
+
+DECODED = 24
+"""Decoded tokens of each log, after the prompt."""
+TEXTS = {alter.__name__: alter for alter in ALTERATIONS}
+Record = dict[str, Any]
+
+
+def phone_log() -> ResidencyLog:
+    """The prompt and the first decoded tokens of the published run."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "trace"
+        if import_trace(["format=bigmoe", f"path={ROUTES}", f"output_dir={made}"]):
+            raise SystemExit(2)
+        return first_steps(read_log(made), DECODED)
+
+
+class Checked:
+    """The unaltered log under its contract, for all logs that have its lookups and other flags."""
+
+    def __init__(self, log: ResidencyLog) -> None:
+        self._log = log
+        replayer = Replayer(log)
+        self._replay = replayer.replay(CONTRACT, BUDGET)
+        self._walk = CacheWalk(replayer, CONTRACT, BUDGET, self._replay)
+
+    def search(self, log: ResidencyLog) -> tuple[CacheWalk, tuple[Explanation, ...], bool]:
+        """The contract's walk through a log, the faults that are told, and whether all were tried."""
+        if log.trace is self._log.trace or np.array_equal(log.expert, self._log.expert):
+            walk = self._walk.of(log, self._replay)
+        else:
+            replayer = Replayer(log)
+            walk = CacheWalk(replayer, CONTRACT, BUDGET, replayer.replay(CONTRACT, BUDGET))
+        found = FaultSearch(walk).search()
+        return walk, found.explanations, found.is_complete
+
+
+def of_engine(kind: str, seed: int, right: Course, log: ResidencyLog, checked: Checked) -> Record:
+    """One faulty engine's log: whether its fault shows, is decidable, and is told of; and how many others are."""
+    case = draw_case(kind, seed, right, log, BUDGET)
+    if case is None:
+        return {"shows": False}
+    walk, found, complete = checked.search(case.log)
+    first = int(np.flatnonzero(case.log.resident != log.resident)[0])
+    if kind == "flag":
+        mine = [one for one in found if one.kind == FLAG and named(walk, one) == {first}]
+    else:
+        mine = [one for one in found if is_told(one, case.wrong, right, walk.replayer.units)]
+    return {
+        "shows": True, "decidable": case.decidable, "told": bool(mine), "explanations": len(found),
+        "first": int(walk.wrong[0]) == first, "one_batch": bool(mine) and mine[0].first.tick == mine[0].last.tick,
+        "complete": complete,
+    }  # fmt: skip
+
+
+def named(walk: CacheWalk, explanation: Explanation) -> set[int]:
+    """The lookups of the log that an explanation says may be written wrongly."""
+    if explanation.kind == FLAG:
+        tick, key = explanation.first.tick, explanation.first.key
+        replayer = walk.replayer
+        return {int(one) for one in walk.wrong if replayer.tick[one] == tick and replayer.keys[one] == key}
+    if explanation.kind == EXCHANGED:
+        return {at.lookup for at in explanation.lookups}
+    return {one for pair in explanation.pairs for one in (pair.lookup, pair.other)}
+
+
+def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record:
+    """One altered log: whether a flag contradicts it, whether the first that does is told, whether the alteration
+    itself is (as what it is, and its lookup under any name), among how many lookups, and beside how many engines'
+    faults that give every flag as well."""
+    made: Altered = TEXTS[kind](log, np.random.default_rng((ALTERATIONS.index(TEXTS[kind]), seed)))
+    if made.first is None:
+        return {"shows": False}
+    walk, found, complete = checked.search(made.log)
+    lookups = {lookup for one in found if one.kind in (FLAG, EXCHANGED, SWAPPED) for lookup in named(walk, one)}
+    told = {
+        "flip": any(one.kind == FLAG and set(made.lookups) <= named(walk, one) for one in found),
+        "exchange": any(at.lookup in made.lookups and int(log.expert[at.lookup]) in at.experts
+                        for one in found for at in one.lookups),
+        "move": any({pair.lookup, pair.other} == set(made.lookups) for one in found for pair in one.pairs),
+        "resize": int(walk.wrong[0]) in made.lookups,
+    }[kind]  # fmt: skip
+    own = {"flip": FLAG, "exchange": EXCHANGED, "move": SWAPPED}.get(kind)
+    alike = sum(len(one.pairs) or len(one.lookups) or 1 for one in found if one.kind == own)
+    return {
+        "shows": True, "first": int(walk.wrong[0]) == made.first, "told": told,
+        "lookup": told or bool(lookups & set(made.lookups)), "alike": alike, "lookups": len(lookups),
+        "engines": sum(one.kind not in (FLAG, EXCHANGED, SWAPPED) for one in found), "complete": complete,
+        "deviations": len(walk.wrong),
+    }  # fmt: skip
+
+
+def read(path: Path) -> list[Record]:
+    """The logs that are done; a line that a kill cut short is cut off the file."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        path.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def wanted(done: list[Record], engines: int, texts: int) -> Iterator[tuple[str, str, int]]:
+    """What is left to do: which, kind and seed, kinds in turn, until so many logs of each show; the caller keeps
+    ``done``."""
+    which = [("engine", kind, engines / len(TOLD_AS)) for kind in TOLD_AS]
+    which += [("text", kind, texts / len(TEXTS)) for kind in TEXTS]
+    seeds = {(what, kind): count() for what, kind, _ in which}
+    open_kinds = dict.fromkeys(seeds)
+    while open_kinds:
+        for what, kind, number in which:
+            mine = [one for one in done if (one["what"], one["kind"]) == (what, kind)]
+            if sum(one["shows"] for one in mine) >= number or len(mine) > 40 * number:
+                open_kinds.pop((what, kind), None)
+                continue
+            tried = {one["seed"] for one in mine}
+            yield what, kind, next(seed for seed in seeds[what, kind] if seed not in tried)
+
+
+def share(records: list[Record], name: str) -> str:
+    return f"{sum(bool(one[name]) for one in records)}"
+
+
+def table(done: list[Record]) -> Iterator[str]:
+    """The counts, kind by kind and in all."""
+    yield "engine's fault | logs | first deviation told | decidable | of these told | told of all | only one told | seeds"
+    rows = [(kind, [one for one in done if one["what"] == "engine" and one["kind"] == kind]) for kind in TOLD_AS]
+    for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
+        shown = [one for one in mine if one["shows"]]
+        decidable = [one for one in shown if one["decidable"]]
+        yield " | ".join(map(str, (
+            kind, len(shown), share(shown, "first"), len(decidable), share(decidable, "told"), share(shown, "told"),
+            sum(one["told"] and one["explanations"] == 1 for one in shown),
+            f"{len(mine)} drawn",
+        )))  # fmt: skip
+    yield "text altered | logs | first deviation told | alteration told | its lookup told | alone | 2-10 alike | 11-100 | more | seeds"
+    rows = [(kind, [one for one in done if one["what"] == "text" and one["kind"] == kind]) for kind in TEXTS]
+    for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
+        shown = [one for one in mine if one["shows"]]
+        told = [one for one in shown if one["told"]]
+        spans = [sum(low <= one["alike"] <= high for one in told)
+                 for low, high in ((0, 1), (2, 10), (11, 100), (101, 10**9))]  # fmt: skip
+        yield " | ".join(map(str, (
+            kind, len(shown), share(shown, "first"), len(told), share(shown, "lookup"), *spans, f"{len(mine)} drawn",
+        )))  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Do what is left and print the table."""
+    numbers = {"engines": 1000, "texts": 1000}
+    numbers |= {name: int(value) for name, value in (argument.split("=") for argument in arguments[1:])}
+    path = Path(arguments[0])
+    done = read(path)
+    left = wanted(done, **numbers)
+    log = phone_log()
+    right, checked = course(log, BUDGET), Checked(log)
+    total = sum(numbers.values()) - sum(one["shows"] for one in done)
+    shown = track(left, "checking", total=max(total, 0), console=Console(stderr=True))
+    try:
+        with path.open("a") as journal:
+            for what, kind, seed in shown:
+                found = (of_engine(kind, seed, right, log, checked) if what == "engine"
+                         else of_text(kind, seed, log, checked))  # fmt: skip
+                done.append({"what": what, "kind": kind, "seed": seed, **found})
+                journal.write(json.dumps(done[-1]) + "\n")
+                journal.flush()
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on", file=sys.stderr)
+    for line in table(done):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
