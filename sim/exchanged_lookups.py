@@ -1,5 +1,5 @@
-"""Every lookup of a log that may name another expert than the engine was asked for, and every two that may stand in each
-other's place: in closed form, for LRU in bytes.
+"""Every lookup of a log that may name another expert than the engine was asked for, and every two that may stand in
+each other's place: in closed form, for LRU in bytes.
 
 What another expert at one place changes is known without a replay (`sim.lookup_order`): its own flag; where the expert
 that was named is next asked for, and where the other one is; and the few experts so near to a frontier that one expert
@@ -21,7 +21,7 @@ from sim.lookup_order import MIXED, Bools, Ints, LookupOrder, Near
 MOST_NEAR = 4096
 """Needs that deviate or stand near a frontier, beyond which nothing is sought: the contract is another one."""
 SPECIAL = 6
-"""Needs that an exchange may change though they are near no frontier: two lookups, and where their experts come next."""
+"""Needs that an exchange may change though near no frontier: two lookups, and where their experts come next."""
 MOST_TOKENS = 2000
 """One-token steps of a site up to which pairs are sought."""
 
@@ -101,7 +101,8 @@ class _Site:
         order = self.order
         need = order.need[np.minimum(place, len(order) - 1)]
         state = order.state[need]
-        return (place >= len(order)) | ((state != MIXED) & ((now != order.found[need]) == (state == 1)))
+        right = (state != MIXED) & ((now != order.found[need]) == (state == 1))
+        return np.asarray((place >= len(order)) | right)
 
 
 def exchanged(order: LookupOrder) -> Iterator[Exchanged]:
@@ -193,12 +194,15 @@ def _reads_agree(site: _Site) -> Bools:
     table = np.full((len(ticks), order.units - 1), -1)
     table[batch, site.expert] = need
     other = table[batch]
-    count, reads = (np.where(other >= 0, column[other], 0) + extra for column, extra in (
-        (order.lookups_of_need, 1), (order.reads_of_need, read[:, None])))  # fmt: skip
-    absents = np.where(other >= 0, order.absent_of_need[other], 0) + absent[:, None]
-    others_agree = np.where(reads > 0, absents == count, absents == 0)
-    odd = int(order.at_odds.sum()) - order.at_odds[need][:, None] - np.where(other >= 0, order.at_odds[other], False)
-    return agrees[:, None] & others_agree & (odd == 0)
+
+    def of_other(column: Ints | Bools) -> Ints:
+        return np.where(other >= 0, column[other], 0).astype(np.int64)
+
+    absents = of_other(order.absent_of_need) + absent[:, None]
+    is_read = of_other(order.reads_of_need) + read[:, None] > 0
+    others_agree = np.where(is_read, absents == of_other(order.lookups_of_need) + 1, absents == 0)
+    odd = int(order.at_odds.sum()) - order.at_odds[need][:, None].astype(np.int64) - of_other(order.at_odds)
+    return np.asarray(agrees[:, None] & others_agree & (odd == 0))
 
 
 # ---- pairs
@@ -244,7 +248,7 @@ class _Pairs:
         site = self.site
         late_begin = self.order.begin[self.tick][None, :]
         early_tick, late_tick = self.tick[:, None], self.tick[None, :]
-        good = self.may_be & (site.there(self.z_before, early_tick, 0) == self.flag[None, :])
+        good: Bools = self.may_be & (site.there(self.z_before, early_tick, 0) == self.flag[None, :])
         # x at the later place: its last lookup before may have been the earlier one, which it was not.
         was_early = self.x_before_late == self.early
         place = np.where(was_early, self.x_before, self.x_before_late)

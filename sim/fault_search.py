@@ -15,6 +15,7 @@ from itertools import islice
 from sim.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
 from sim.exchanged_lookups import Exchanged, Swapped, exchanged, swapped
 from sim.lookup_order import LookupOrder
+from sim.policies.recency import LRU
 
 FLAG, SWAPPED = "flag", "swapped"
 """The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each other's place."""
@@ -37,8 +38,8 @@ class Explanation:
     """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they spare).
 
     ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one that tells of it (-1:
-    none before). ``lookups``: any one of these may have been for other experts; ``pairs``: any of these lookups may stand
-    in each other's place.
+    none before). ``lookups``: any one of these may have been for other experts; ``pairs``: any two of these lookups may
+    stand in each other's place.
     """
 
     kind: str
@@ -237,7 +238,9 @@ class FaultSearch:
             return
         sizes = sorted(set(self._walk.replayer.log.expert_bytes))
         end = self._shown.tick
-        for change in [sign * size for size in sizes for sign in (-1, 1)]:
+        # What LRU holds within fewer bytes it holds within more, so that the first flag tells which it was.
+        signs = (-1, 1) if type(self._walk.policy) is not LRU else (-1,) if self._shown.found else (1,)
+        for change in [sign * size for size in sizes for sign in signs]:
             faults = [Fault(BUDGET, tick, change_bytes=change) for tick in range(end)]
             if span := self._last_span(faults):
                 yield Explanation(BUDGET, *span, -1, end)

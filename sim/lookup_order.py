@@ -1,4 +1,4 @@
-"""A log's lookups in the order in which they make experts recent, and what is there before each batch: LRU, closed form.
+"""A log's lookups in the order in which they make experts recent, and what LRU then has, in closed form.
 
 Least recently used first, an expert is there when a batch begins if it and all that was asked for since it was, each
 expert once, fit the budget (the stack property; experts of several sizes keep it, for what goes first went first
@@ -109,7 +109,7 @@ class LookupOrder:
     @cached_property
     def deviates(self) -> Bools:
         """Of each place, whether its flag is not the contract's."""
-        return self.flag != self.found[self.need]
+        return np.asarray(self.flag != self.found[self.need], np.bool_)
 
     @cached_property
     def deviating(self) -> Ints:

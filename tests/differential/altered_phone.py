@@ -1,4 +1,4 @@
-"""A phone's residency log with its text altered: a flag, an expert, two lookups, or what another budget would have given.
+"""A phone's residency log, altered: a flag, an expert, two lookups, or all flags since another budget holds.
 
 The phone's rule in plain Python (`test_phone_trace` has it in words) says of each altered log at which lookup it first
 contradicts the contract, if at all.
@@ -39,8 +39,8 @@ def first_steps(log: ResidencyLog, decoded: int) -> ResidencyLog:
     rows, lookups = log.trace.step <= decoded, log.step <= decoded
     columns = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
     trace = replace(log.trace, **{name: getattr(log.trace, name)[rows] for name in columns})
-    columns = ("line", "row", "site", "slot", "expert", "resident", "loaded_bytes")
-    return replace(log, trace=trace, **{name: getattr(log, name)[lookups] for name in columns})
+    told = ("line", "row", "site", "slot", "expert", "resident", "loaded_bytes")
+    return replace(log, trace=trace, **{name: getattr(log, name)[lookups] for name in told})
 
 
 def plain(log: ResidencyLog, budget_of: Callable[[int], int] = lambda batch: BUDGET) -> Flags:
@@ -122,7 +122,7 @@ def move(log: ResidencyLog, rng: np.random.Generator) -> Altered:
 
 
 def resize(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """From some batch on the engine's budget is one expert more, or less: its flags, and reads, are what it then finds."""
+    """From some batch on the engine's budget is one expert more, or less: its flags and reads are what it finds."""
     batches = len(np.unique(log.step * len(log.layers) + log.site))
     since, change = int(rng.integers(batches)), int(rng.choice([-1, 1])) * max(log.expert_bytes)
     altered = log_of(log, plain(log, lambda batch: BUDGET + change * (batch >= since)).tolist())

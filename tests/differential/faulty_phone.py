@@ -1,7 +1,8 @@
 """The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle of the fault search.
 
-The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the batch's
-absent experts are there, then the least recent that are none of the batch's go while the bytes exceed the budget.
+The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the
+batch's absent experts are there, then the least recent that are none of the batch's go while the bytes exceed the
+budget.
 """
 
 from __future__ import annotations
@@ -69,23 +70,24 @@ def course(log: ResidencyLog, budget: int, wrong: Wrong = RIGHT) -> Course:
                 used += cache[key]
             if not (now.kind == "not refreshed" and key == now.key):
                 cache.move_to_end(key)
-        if now.kind == "not admitted":
+        if now.kind == "not admitted" and now.key is not None:
             used -= cache.pop(now.key)
         limit = budget + (wrong.change_bytes if wrong.kind == "budget" and batch >= wrong.batch else 0)
-        spared = set(mine)
+        spared: set[Key | None] = {*mine}
         if now.kind in ("wrong victim", "spared once") or (wrong.kind == "never evicted" and batch >= wrong.batch):
             spared.add(wrong.other)
         evicted: list[Key] = []
         while used > limit:
-            order = (key for key in cache if key not in spared)
+            goes = next(key for key in cache if key not in spared)
             if now.kind == "wrong victim" and now.key in cache:
-                order = iter([now.key])
-            evicted.append(next(order))
-            used -= cache.pop(evicted[-1])
+                goes = now.key
+            evicted.append(goes)
+            used -= cache.pop(goes)
         result.flags.extend(found[key] for key in mine)
-        for column, value in ((result.batches, mine), (result.found, found), (result.evicted, evicted),
-                              (result.held, list(cache) if wrong is RIGHT else [])):  # fmt: skip
-            column.append(value)
+        result.batches.append(mine)
+        result.found.append(found)
+        result.evicted.append(evicted)
+        result.held.append(list(cache) if wrong is RIGHT else [])
     return result
 
 

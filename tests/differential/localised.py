@@ -2,10 +2,10 @@
 
 ``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000]``
 
-Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same command, and more logs are
-added to those that are there. The table is printed at the end (with the counts that are there, also on Ctrl-C). Logs
-are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is kept
-as such, and the next seed is drawn. What is counted is defined in docs/check.md.
+Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same command, and more logs
+are added to those that are there. The table is printed at the end (with the counts that are there, also on Ctrl-C).
+Logs are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is
+kept as such, and the next seed is drawn. What is counted is defined in docs/check.md.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def share(records: list[Record], name: str) -> str:
 
 def table(done: list[Record]) -> Iterator[str]:
     """The counts, kind by kind and in all."""
-    yield "engine's fault | logs | first deviation told | decidable | of these told | told of all | only one told | seeds"
+    yield "engine's fault | logs | first deviation told | decidable | of these told | of all told | alone | seeds"
     rows = [(kind, [one for one in done if one["what"] == "engine" and one["kind"] == kind]) for kind in TOLD_AS]
     for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
         shown = [one for one in mine if one["shows"]]
@@ -164,7 +164,8 @@ def table(done: list[Record]) -> Iterator[str]:
             sum(one["told"] and one["explanations"] == 1 for one in shown),
             f"{len(mine)} drawn",
         )))  # fmt: skip
-    yield "text altered | logs | first deviation told | alteration told | its lookup told | alone | 2-10 alike | 11-100 | more | seeds"
+    yield ("text altered | logs | first deviation told | alteration told | its lookup told | as one of 1 | 2 to 10 | "
+           "11 to 100 | more | seeds")  # fmt: skip
     rows = [(kind, [one for one in done if one["what"] == "text" and one["kind"] == kind]) for kind in TEXTS]
     for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
         shown = [one for one in mine if one["shows"]]
