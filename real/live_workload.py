@@ -173,7 +173,7 @@ class LiveChoice:
 class LiveGate:
     """The gate object of a live run: ``open`` a step, then ``visit`` its sites when they have been seen."""
 
-    share = None
+    share = preferences = None
 
     def __init__(self, workload: LiveWorkload) -> None:
         self._workload, self.tick, self.site = workload, -1, 0

@@ -96,7 +96,7 @@ def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     full besides.
     """
     geometry, loader = controller.geometry, controller.loader
-    largest, unit = max(geometry.variant_bytes), _unit_bytes(geometry)
+    largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
     budget = geometry.capacity_bytes // unit * unit + loader.staging_slots * largest
     gates = workload.num_gates
     if loader.retention != "after_batch":
@@ -113,12 +113,21 @@ def _arriving_bytes(controller: Controller) -> int:
         return 0
     if loader.slot_claim == "queue":
         return geometry.capacity_bytes
-    return controller.route.engines[0] * loader.in_flight * max(geometry.variant_bytes)
+    return controller.route.engines[0] * loader.in_flight * max(geometry.slot_sizes)
 
 
 def _unit_bytes(geometry: Geometry) -> int:
-    """What every variant's size is a multiple of."""
+    """What every slot's size is a multiple of."""
+    if geometry.held_bytes:
+        return gcd(*geometry.held_bytes)
     return gcd(*geometry.variant_bytes, *(size for sizes in geometry.site_bytes or () for size in sizes))
+
+
+def _as_moved(geometry: Geometry, held: Ints) -> Ints:
+    """The most that all that takes so many bytes of slots may have moved, rounded down."""
+    pairs = zip(geometry.variant_bytes, geometry.slot_sizes, strict=True)
+    most: Ints = np.max([held * moved // slot for moved, slot in pairs], axis=0)
+    return most if geometry.held_bytes else held
 
 
 def problem_of(workload: Workload, durations: Durations, controller: Controller, work: Work,
@@ -130,7 +139,8 @@ def problem_of(workload: Workload, durations: Durations, controller: Controller,
     if loads_all(controller) and controller.payload.whole:
         parts += _layers(workload, durations, controller, permitted, link)
     columns = (np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True))
-    capacity = resident_bytes(workload, controller) + _arriving_bytes(controller) + kept_outside(controller, link)[0]
+    held = resident_bytes(workload, controller) + _arriving_bytes(controller)
+    capacity = _as_moved(controller.geometry, held) + kept_outside(controller, link)[0]
     passes = link not in (0, controller.route.ram_link)
     return Problem(work.compute_ns, work.after_ns, capacity, Requests(*columns), passes)
 

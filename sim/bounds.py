@@ -64,12 +64,13 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
         must_load[:] = False
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
-    least_bytes = min(geometry.bytes_of(geometry.key(0, site, 0)) for site in range(geometry.sites))
+    first_keys = [geometry.key(0, site, 0) for site in range(geometry.sites)]
+    least_bytes, least_slot = (min(sizes[key] for key in first_keys) for sizes in (geometry.key_bytes, geometry.slot_bytes))
     # The budget, not what this cache makes of it: the bound is for every cache.
-    high_slots = geometry.capacity_bytes // least_bytes + loader.staging_slots
+    high_slots = geometry.capacity_bytes // least_slot + loader.staging_slots
     whole = stays_until_next(workload, controller)
     # What pools that overflow may leave before the gate after each need's.
-    most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_bytes
+    most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_slot
     over = most if loader.retention == "after_batch" else np.zeros_like(most)
     requests = needs.tick[must_load], item[must_load]
 
@@ -196,7 +197,7 @@ def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], 
     for number, capacity in enumerate(slots.capacity_bytes):
         mine = pool == number
         own = {key for key in held if pool_of[key] == number}
-        fit = capacity // slots.geometry.variant_bytes[0]
+        fit = capacity // slots.geometry.slot_sizes[0]
         total += fewest_loads(needs.tick[mine], item[mine], fit, own, whole[mine])
     return total
 

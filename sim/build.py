@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import chain, product
+from math import ceil
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -109,7 +110,8 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     selector, share = part["precision"], config["budget"]["resident_share"]
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
-    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector), stored_bytes)
+    held = 0.0 if stored_bytes else held_bits(selector, hardware)
+    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector), stored_bytes, held)
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
@@ -118,7 +120,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
         model, reached.together(part["placement"].uses_cpu), selector.precisions,
         geometry.site_bytes, active_share=part["payload"].active_share,
         decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
-        forecast_sites=part["predictor"].lookahead_sites,
+        forecast_sites=part["predictor"].lookahead_sites, held_bits=held,
     )  # fmt: skip
     if part["loader"].prefetch_budget == "within_layer":
         budget = prefetches_within_layer(workload, durations, geometry)
@@ -150,9 +152,9 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
 
 
 def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
-    wanted: tuple[str, int, bool, str] = (
+    wanted: tuple[str, int, bool, str, bool] = (
         part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares,
-        part["workload"].lookahead_norm)  # fmt: skip
+        part["workload"].lookahead_norm, getattr(part["precision"], "needs_preferences", False))  # fmt: skip
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
@@ -224,7 +226,9 @@ def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[s
 
     def works(share: float) -> bool:
         try:
-            part, geometry = {name: _part(config, name) for name in PARTS}, make_geometry(model, precisions, share)
+            part = {name: _part(config, name) for name in PARTS}
+            held = held_bits(part["precision"], part["hardware"])
+            geometry = make_geometry(model, precisions, share, held_bits=held)
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:
@@ -239,7 +243,7 @@ def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[s
 def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controller: Controller) -> Ledger:
     """The ledger of a run. Raise ValueError if the device does not hold it."""
     loader, capacity = controller.loader, controller.slots.capacity_bytes
-    largest = max(controller.geometry.variant_bytes)
+    largest = max(controller.geometry.slot_sizes)
     over = 0
     if loader.retention == "after_batch":
         union = min(model.stored_experts, limits.rows * model.top_k) * largest
@@ -293,9 +297,10 @@ def trace_directory(path: str) -> Path:
     return directory if directory.is_absolute() or directory.exists() else ROOT / directory
 
 
-def load_trace(path: str, lookahead_sites: int, active_shares: bool = False, norm: str | None = None) -> Trace:
+def load_trace(path: str, lookahead_sites: int, active_shares: bool = False, norm: str | None = None,
+               logits: bool = False) -> Trace:  # fmt: skip
     """The trace at ``path``, with its lookahead scores where a predictor needs them (of one ``norm``, or of all that it
-    has), and its active shares if asked.
+    has), and its active shares and logits if asked, as far as it has them.
     """
     directory = trace_directory(path)
     header = read_header(directory)
@@ -304,6 +309,8 @@ def load_trace(path: str, lookahead_sites: int, active_shares: bool = False, nor
         columns.append(f"lookahead_{norm}" if norm in header.lookahead.norms else "lookahead")
     if active_shares and header.sparsities:
         columns.append("active_shares")
+    if logits and "logits" in header.columns:
+        columns.append("logits")
     return read_trace(directory, columns)
 
 
@@ -354,22 +361,38 @@ def _profile(trace: Trace) -> Profile:
 
 def make_geometry(model: Model, precisions: tuple[str, ...], share: float,
                   missing: frozenset[tuple[int, int, int]] = frozenset(),
-                  stored_bytes: Sequence[int] = ()) -> Geometry:  # fmt: skip
-    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots.
+                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0) -> Geometry:  # fmt: skip
+    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots, as slots hold
+    them.
 
-    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: as for `build`.
+    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: as for `build`; what is
+    stored is then held. ``held_bits``: the least bits a weight that slots hold.
     """
     require_number("budget.resident_share", share)
     if not 0 < share <= 1:
         raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
     sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
-    capacity = int(share * model.sites * model.stored_experts * sizes[0])
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
+    held: tuple[int, ...] = ()
+    if not stored_bytes and held_bits > min(bits):
+        held = tuple(ceil(size * max(1.0, held_bits / of)) for size, of in zip(sizes, bits, strict=True))
+    capacity = int(share * model.sites * model.stored_experts * (held or sizes)[0])
     units = model.experts + 1
     null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
     keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
     return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys,
-                    null_experts=model.null_experts)  # fmt: skip
+                    null_experts=model.null_experts, held_bytes=held)  # fmt: skip
+
+
+def held_bits(selector: Any, hardware: Hardware) -> float:
+    """The least bits a weight at which the device's slots hold experts: what the system dequantises them to, or what a
+    link writes them out at; 0 where they are held as they are stored.
+    """
+    held = getattr(selector, "held", None)
+    if held is not None and held not in PRECISION_BITS:
+        raise ValueError(f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null")
+    unpacked = [link.unpack.bits for link in hardware.links if link.unpack is not None]
+    return max([0.0 if held is None else PRECISION_BITS[held], *unpacked])
 
 
 def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:

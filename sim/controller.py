@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from sim.loader import Loader, Transfer
 from sim.policies.base import (
@@ -27,6 +28,7 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
+from sim.policies.row_forecast import likeliness
 from sim.ram import HIT, MISS
 from sim.rerouting import Serving, serve
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
@@ -43,6 +45,8 @@ FIRST_USE = -1
 FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
 """What a lookup finds, by state, where only one variant is in play."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
+
+_FIRST = itemgetter(0)
 
 Answer = tuple[list[int], dict[int, Transfer] | None]
 
@@ -103,7 +107,7 @@ class Controller(Transfers):
         one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
         self._plain = one_variant and self._loads_all and not self._stages and self.payload.whole
         # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
-        fit = 1 if one_at_a_time else min(self.slots.capacity_bytes) // max(geometry.variant_bytes)
+        fit = 1 if one_at_a_time else min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
         self._common_size = fit if self._plain and not overflows else -1
         self._one_at_a_time, self._trims = one_at_a_time, overflows
         # What happens at a gate besides lookups and forecasts.
@@ -118,6 +122,7 @@ class Controller(Transfers):
             loader.depth == "first_missing",
         )  # fmt: skip
         self._outside: list[int] = []  # of the pins, those that no pool may hold
+        self._ranks = loader.prefetch_order == "likeliest"
         self._gate: Gate | None = None
         self._served: Gate | None = None  # the same as policies are told of it
         self._wanted: Sequence[int] = ()
@@ -195,7 +200,7 @@ class Controller(Transfers):
         self.calls += 1
         self._pins.remove(key)
         self._is_stale = True
-        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.key_bytes[key]
+        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.slot_bytes[key]
         if key in self._outside:
             self._outside.remove(key)
             self._leave(key)
@@ -285,8 +290,9 @@ class Controller(Transfers):
                 admitted.append(SKIP)
                 continue
             key = self._serving(rows[wanted[index]][site][needs[index]])
-            pool, size = slots.pool_of[key], slots.key_bytes[key]
-            if pool_pinned[pool] + size > slots.capacity_bytes[pool] and not self._trims:
+            pool, size = slots.pool_of[key], slots.slot_bytes[key]
+            is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
+            if is_full and not self._trims and not slots.is_short[pool]:
                 break
             if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
                 break
@@ -298,9 +304,9 @@ class Controller(Transfers):
         return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
 
     def _fits_staging(self, key: int) -> bool:
-        holds = self.staging.holds
-        outside = sum(holds[k] or self.state[k] > UNUSED for k in (*self._pins, key))
-        return outside <= self.loader.staging_slots
+        holds, everywhere = self.staging.holds, self._may_all_stage
+        asked = [k for k in (*self._pins, key) if everywhere or self._is_short(k)]
+        return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
 
     def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
         keys = [key for key in admitted if key != SKIP]
@@ -523,10 +529,13 @@ class Controller(Transfers):
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
         """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
+        if self._ranks:
+            self._forecast_ranked(forecasts, gate)
+            return
         state, masks, is_plain, is_simple, replace, left, stops = self._forecasting
         for choice in forecasts:
             if replace:
-                self._cancel(self._waiting_prefetches(), ())
+                self._replace_forecasts()
                 replace = False
             site = choice.site
             masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
@@ -549,6 +558,34 @@ class Controller(Transfers):
                     return
             if not left:
                 return
+
+    def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
+        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent, whatever its site."""
+        state, masks, is_plain, _, replace, left, stops = self._forecasting
+        units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
+        for choice in forecasts:
+            if replace:
+                self._replace_forecasts()
+                replace = False
+            masks[choice.site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
+            self._is_stale = True
+            lacking = [key for key in keys if state[key] > UNUSED]
+            likely = likeliness(choice) if lacking else {}
+            absent += [(likely.get(key % units, 0.0), key, choice) for key in lacking if state[key] == ABSENT]
+            if lacking and stops:
+                break
+        absent.sort(key=_FIRST, reverse=True)
+        for _, key, choice in absent:
+            if not left:
+                break
+            left -= self._queue_prefetch(key, choice.site, choice, gate)
+        if absent and self.ram is not None:
+            self.ram.tell(gate)
+
+    def _replace_forecasts(self) -> None:
+        """``queue: replace``: what was forecast before counts no more."""
+        self._cancel(self._waiting_prefetches(), ())
+        self._masks.clear()
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant

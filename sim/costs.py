@@ -117,12 +117,12 @@ class Roofline:
     ``active_share``: of what moves of an expert, the share of weights that one token reads (FloE's sparse kernel);
     several rows read all. ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what
     a link moves takes no time (a reference, no machine). ``forecast_sites``: how many gates ahead the predictor runs at
-    every gate, where the machine says what that costs.
+    every gate, where the machine says what that costs. ``held_bits``: the least bits a weight that slots hold.
     """
 
     def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str],
                  site_bytes: Sequence[Sequence[int]] | None = None, *, active_share: float = 1.0, decision_ns: int = 0,
-                 free_copies: bool = False, forecast_sites: int = 0) -> None:  # fmt: skip
+                 free_copies: bool = False, forecast_sites: int = 0, held_bits: float = 0.0) -> None:  # fmt: skip
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
         self.host: HostCosts = replace(costs, issue_ns=costs.issue_ns + decision_ns)
@@ -141,8 +141,8 @@ class Roofline:
         # Bytes of each variant, in ascending order, and their bits.
         sizes = site_bytes or [[model.expert_bytes(precision)] for precision in precisions]
         self._variants = sorted({(size, bits) for of, bits in zip(sizes, self._bits, strict=True) for size in of})
-        unpacks = [link.unpack for link in hardware.links if link.unpack is not None]
-        self._unpacked_bits = max((unpack.bits for unpack in unpacks), default=0.0)
+        unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
+        self._held_bits = max([held_bits, *unpacks])
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same: by site the number of its kind, and of each kind its first site.
@@ -209,12 +209,12 @@ class Roofline:
         compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
         read_bytes = moved_bytes * share + self._resident_bytes[precision]
         written_out = 0
-        if compute.dequantise_launches and self._bits[precision] < WRITTEN_OUT_BITS:
+        if self._bits[precision] < self._held_bits:
+            read_bytes *= self._held_bits / self._bits[precision]
+        elif compute.dequantise_launches and self._bits[precision] < WRITTEN_OUT_BITS:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
-        elif self._bits[precision] < self._unpacked_bits:
-            read_bytes *= self._unpacked_bits / self._bits[precision]
         return written_out + compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:

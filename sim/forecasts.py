@@ -91,8 +91,10 @@ def nearest_forecasts(workload: Workload, predictor: Predictor) -> Iterator[tupl
                 if site in named:
                     yield named.pop(site), list(gate.needs)
                 for choice in fresh.predict(gate):
-                    named[choice.site] = list(choice.needs)
-                    break
+                    # What is named of this site is of another step, which forecasts it anew.
+                    if choice.site != site:
+                        named[choice.site] = list(choice.needs)
+                        break
             if fresh.learns:
                 fresh.observe(gate)
 

@@ -184,6 +184,17 @@ class StepGate:
         return None if kept is None else kept.of(self._trace_rows(), self.site)
 
     @property
+    def logits(self) -> FloatArray | None:
+        """What the site's router says of every expert [R, E]; None where that is not at hand."""
+        logits = self.workload.trace.logits
+        return None if logits is None else logits[self._trace_rows(), self.site]
+
+    @property
+    def preferences(self) -> FloatArray | None:
+        rule, logits = self.workload.trace.header.sites[self.site].rule, self.logits
+        return None if rule is None or logits is None else rule.preferences(logits)
+
+    @property
     def share(self) -> FloatArray | None:
         """Active shares of channels [R, K, P], in the order of ``experts``."""
         trace = self.workload.trace

@@ -13,6 +13,7 @@ UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 CHOICES: dict[str, tuple[str | int, ...]] = {
     "depth": ("all", "first_missing"),
     "queue": ("append", "replace"),
+    "prefetch_order": ("nearest", "likeliest"),
     "wait": ("wait_all", "as_ready", "in_order"),
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
@@ -38,6 +39,7 @@ class Loader:
 
     depth: str = "all"
     queue: str = "append"
+    prefetch_order: str = "nearest"
     promote: bool = True
     cancel_stale: bool = True
     demand_first: bool = True

@@ -140,7 +140,7 @@ def _budget(run: Run) -> dict[str, Any]:
     per_precision = dict.fromkeys(geometry.precisions, 0)
     for pool, precisions in pools.items():
         best = min(precisions)
-        per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.variant_bytes[best]
+        per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.slot_sizes[best]
     return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
             "resident_share": run.resident_share}  # fmt: skip
 
@@ -186,7 +186,7 @@ def _peak_bytes(run: Run) -> dict[str, int]:
     return {
         "device": ledger.total_bytes - max(0, ledger.overflow_bytes - over),
         "ram": controller.ram.peak_bytes if controller.ram is not None else 0,
-        "staging": controller.staging.most_used * max(controller.geometry.variant_bytes),
+        "staging": controller.staging.most_used * max(controller.geometry.slot_sizes),
     }
 
 
@@ -208,7 +208,7 @@ def _union_over_capacity(run: Run) -> dict[str, float]:
     """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
     geometry, workload = run.controller.geometry, run.workload
     count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
-    of_site = np.array([geometry.bytes_of(geometry.key(0, site, 0)) for site in range(geometry.sites)])
+    of_site = np.array([geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)])
     ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
     return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
 

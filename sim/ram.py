@@ -19,7 +19,7 @@ class RamTier(Slots):
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, route: Route) -> None:
         assert route.ram_link is not None
-        super().__init__(replace(geometry, capacity_bytes=route.ram_bytes), cache, at_once=1)
+        super().__init__(replace(geometry, capacity_bytes=route.ram_bytes, held_bytes=()), cache, at_once=1)
         self.link = route.ram_link
         self.blocked = self.pinned
         self.lookups = self.hits = 0

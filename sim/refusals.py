@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.policies.caches import Foreseeing
 from sim.policies.precisions import PerExpert
+from sim.trace import Trace
 from sim.units import require_number
 from sim.workload import Workload
 
@@ -140,8 +141,21 @@ def check_parts(part: Mapping[str, Any], workload: Workload) -> None:
             f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
             f"capture it with them, or choose payload.shares=nominal"
         )
+    if getattr(part["precision"], "needs_preferences", False):
+        _check_preferences(trace)
     if isinstance(part["precision"], PerExpert):
         part["precision"].check_shape(part["model"].sites, part["model"].experts)
+
+
+def _check_preferences(trace: Trace) -> None:
+    """Raise ValueError unless a trace tells what its routers prefer."""
+    without = [site.site for site in trace.header.sites if site.rule is None]
+    if trace.logits is None or without:
+        what = "no logits" if trace.logits is None else f"no routing rule of sites {without}"
+        raise ValueError(
+            f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in memory; capture it "
+            f"with logits, or choose another precision (precision=fp16 placement=skip_absent leaves absent ones out)"
+        )
 
 
 def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:

@@ -107,6 +107,11 @@ class RoutingRule:
             np.take_along_axis(weights, order, -1).reshape(shape),
         )
 
+    def preferences(self, logits: NDArray[Any]) -> Floats:
+        """What chooses, higher first [..., E]: scores and bias, whatever the groups."""
+        scores = _scores(np.asarray(logits, dtype=np.float64), self.score)
+        return scores if self.bias is None else scores + np.asarray(self.bias, dtype=np.float64)
+
     def _eligible(self, scores: Floats) -> Floats:
         """Selection scores ``[R, E]``; -inf for experts of groups that were not chosen."""
         choice = scores if self.bias is None else scores + np.asarray(self.bias, dtype=np.float64)

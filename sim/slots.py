@@ -19,40 +19,47 @@ so that a state is true where a key is not simply there."""
 class Slots:
     """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each pool must hold.
 
-    ``overflows``: what must come in does so without evicting; ``over_capacity`` says which pools then hold too much.
+    ``overflows``: what must come in does so without evicting; ``excess`` says what then is too much. ``stages``: there
+    is staging, so that a pool may be short, even of no bytes: what comes for it lands there.
     """
 
-    def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False) -> None:
+    def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False,
+                 stages: bool = False) -> None:  # fmt: skip
         plan = cache.pools(geometry)
         self.geometry, self.cache, self.overflows = geometry, cache, overflows
         self.state = [ABSENT] * geometry.num_keys
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
         self.key_bytes = list(geometry.key_bytes)
+        """What a load of each key moves; ``slot_bytes``: what it takes here."""
+        self.slot_bytes = list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
         self.initial = plan.initial
         self.free_bytes = list(plan.capacity_bytes)
-        self._check_capacity(at_once)
+        self.is_short = self._short_pools(at_once, stages)
+        """By pool: it holds less than one token's needs."""
         for key in plan.initial:
-            self.free_bytes[self.pool_of[key]] -= self.key_bytes[key]
+            self.free_bytes[self.pool_of[key]] -= self.slot_bytes[key]
             self.state[key] = RESIDENT
             cache.on_insert(key, Cause.INITIAL)
         if min(self.free_bytes) < 0:
             raise CapacityError(f"initial contents exceed a pool: free bytes {self.free_bytes}")
         self._least_free = list(self.free_bytes)
 
-    def _check_capacity(self, at_once: int) -> None:
+    def _short_pools(self, at_once: int, stages: bool) -> list[bool]:
         largest = [0] * len(self.capacity_bytes)
-        for pool, size in zip(self.pool_of, self.key_bytes, strict=True):
+        for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
             largest[pool] = max(largest[pool], size)
-        for pool, capacity in enumerate(self.capacity_bytes):
-            need = at_once * largest[pool]
-            if capacity < need:
-                raise CapacityError(
-                    f"pool {pool} holds {capacity} B, but one token may need {at_once} experts of {largest[pool]} B = "
-                    f"{need} B there; raise budget.resident_share (or this pool's cache.shares)"
-                )
+        short = [capacity < at_once * size for capacity, size in zip(self.capacity_bytes, largest, strict=True)]
+        if any(short) and not stages:
+            pool = short.index(True)
+            raise CapacityError(
+                f"pool {pool} holds {self.capacity_bytes[pool]} B, but one token may need {at_once} experts of "
+                f"{largest[pool]} B = {at_once * largest[pool]} B there; raise budget.resident_share (or this pool's "
+                f"cache.shares), or serve such pools from staging: loader.staging_slots={at_once}"
+            )
+        return short
 
     @property
     def peak_bytes(self) -> int:
@@ -66,25 +73,25 @@ class Slots:
         masked; what must takes those first and masked ones last.
         """
         pool = self.pool_of[key]
-        free = self.free_bytes[pool] - self.key_bytes[key]
+        free = self.free_bytes[pool] - self.slot_bytes[key]
         if free >= 0 or (must and self.overflows):
             self.free_bytes[pool] = free
             if free < self._least_free[pool]:
                 self._least_free[pool] = free
             return ()
         victim = next(self.cache.victims(pool, key, self.blocked), -1)
-        if victim >= 0 and free + self.key_bytes[victim] >= 0:
-            self.free_bytes[pool] = free + self.key_bytes[victim]
+        if victim >= 0 and free + self.slot_bytes[victim] >= 0:
+            self.free_bytes[pool] = free + self.slot_bytes[victim]
             return (victim,)
         victims = self._several_victims(pool, key, free, must)
         if victims is not None:
-            self.free_bytes[pool] = free + sum(self.key_bytes[victim] for victim in victims)
+            self.free_bytes[pool] = free + sum(self.slot_bytes[victim] for victim in victims)
         return victims
 
     def could_claim(self, key: int) -> bool:
         """Whether a claim of what must come in would succeed now."""
         pool = self.pool_of[key]
-        free = self.free_bytes[pool] - self.key_bytes[key]
+        free = self.free_bytes[pool] - self.slot_bytes[key]
         return free >= 0 or self.overflows or self._several_victims(pool, key, free, True) is not None
 
     def _several_victims(self, pool: int, key: int, free: int, must: bool) -> list[int] | None:
@@ -93,14 +100,14 @@ class Slots:
             for victim in self.cache.victims(pool, key, blocked):
                 if victim not in taken:
                     taken.append(victim)
-                    free += self.key_bytes[victim]
+                    free += self.slot_bytes[victim]
                     if free >= 0:
                         return taken
         return None
 
     def release(self, key: int) -> None:
         """Give back the bytes of a claim, or of a key that has gone."""
-        self.free_bytes[self.pool_of[key]] += self.key_bytes[key]
+        self.free_bytes[self.pool_of[key]] += self.slot_bytes[key]
 
     def excess(self) -> list[int]:
         """The keys to evict so that no pool holds more than its capacity, as far as what is pinned allows."""
@@ -112,7 +119,7 @@ class Slots:
                 for victim in self.cache.victims(pool, -1, blocked):
                     if victim not in gone:
                         gone.append(victim)
-                        free += self.key_bytes[victim]
+                        free += self.slot_bytes[victim]
                         if free >= 0:
                             break
         return gone

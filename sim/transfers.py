@@ -58,7 +58,8 @@ class Transfers:
         loader.check_route(route)
         self.geometry, self.cache, self.loader = geometry, cache, loader
         self.payload, self.route, self.dense_bytes = payload, route, dense_bytes
-        self.slots = Slots(geometry, cache, geometry.top_k, loader.retention == "after_batch")
+        overflows, stages = loader.retention == "after_batch", loader.staging_slots > 0
+        self.slots = Slots(geometry, cache, geometry.top_k, overflows, stages)
         # The hot path reads these; Slots owns them.
         self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
         self._key_bytes = self.slots.key_bytes
@@ -131,7 +132,8 @@ class Transfers:
             raise ValueError(
                 f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
             )
-        self._limits_staging = refuses or not self.payload.whole
+        self._may_all_stage = refuses or not self.payload.whole
+        self._limits_staging = self._may_all_stage or any(self.slots.is_short)
         self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
 
     def _prepare_dense(self) -> None:
@@ -476,11 +478,15 @@ class Transfers:
                 self.events += (self.calls, EVICT, victim, key)
 
     def _lands_in_staging(self, transfer: Transfer) -> bool:
-        if transfer.staged:
+        if transfer.staged or self._is_short(transfer.key):
             return True
         if transfer.prefetch:
             return self.loader.destination == "staging"
         return not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
+
+    def _is_short(self, key: int) -> bool:
+        """The key's pool holds less than one token's needs: what comes for it lands in staging first."""
+        return self.slots.is_short[self.slots.pool_of[key]]
 
     def _claim_staging(self, transfer: Transfer) -> bool:
         staging = self.staging
@@ -596,6 +602,6 @@ class Transfers:
                 continue
             arriving = state in (QUEUED, IN_FLIGHT) and transfer.claimed and not transfer.staged
             if arriving or (state <= UNUSED and not self.staging.holds[key]):
-                used[self.slots.pool_of[key]] += self._key_bytes[key]
+                used[self.slots.pool_of[key]] += self.slots.slot_bytes[key]
         for pool, free in enumerate(self.slots.free_bytes):
             assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])

@@ -72,6 +72,8 @@ class Geometry:
     weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may
     hold in all.
     ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
+    ``held_bytes``: by precision, what a slot of the device holds of a variant where that is more than is moved (what
+    arrives quantised is written out); () where slots hold variants as they are moved. Other tiers do.
     ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start; those of the last
     ``null_experts`` of a site's experts, which have no weights, are among them.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
@@ -87,8 +89,11 @@ class Geometry:
     site_bytes: tuple[tuple[int, ...], ...] | None = None
     missing: frozenset[int] = frozenset()
     null_experts: int = 0
+    held_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.held_bytes and any(held < size for held, size in zip(self.held_bytes, self.variant_bytes, strict=True)):
+            raise ValueError(f"held_bytes {self.held_bytes} must be no less than variant_bytes {self.variant_bytes}")
         if self.site_bytes is not None and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes:
             raise ValueError(f"variant_bytes {self.variant_bytes} must be the largest of site_bytes, by precision")
 
@@ -116,6 +121,18 @@ class Geometry:
         """By key: the bytes of its variant."""
         by_site = self.site_bytes or [(size,) * self.sites for size in self.variant_bytes]
         return tuple(size for sizes in by_site for size in sizes for _ in range(self.units))
+
+    @property
+    def slot_sizes(self) -> tuple[int, ...]:
+        """By precision: the bytes of a slot that holds a variant of any site."""
+        return self.held_bytes or self.variant_bytes
+
+    @cached_property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """By key: the bytes that the variant takes in its slot."""
+        if not self.held_bytes:
+            return self.key_bytes
+        return tuple(size for size in self.held_bytes for _ in range(self.plane))
 
     def precision_of(self, key: int) -> int:
         return key // self.plane

@@ -19,13 +19,12 @@ from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
 from sim.latency import decode_time_and_tokens
-from sim.model import PRECISION_BITS
 from sim.outputs import check_writable
 from sim.paired import paired
 from sim.run import Run
 from sim.trials import Trial, kept_trial, prepared
 from sim.whatif_figure import draw
-from sim.whatif_questions import QUESTIONS, Question
+from sim.whatif_questions import QUESTIONS, Question, held_bits
 
 USAGE = """usage: python -m sim.whatif memory | link | predictor | cpu | bits [key=value ...]
 
@@ -197,7 +196,7 @@ def _break_even(question: Question, run: Run, bench: Bench, ran: Sequence[float]
 
 def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
     """How many bits a weight may have for all experts to be resident in the bytes that the run has for them."""
-    bits = run.resident_share * PRECISION_BITS[run.controller.geometry.precisions[0]]
+    bits = run.resident_share * held_bits(run)
     told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
     return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
 

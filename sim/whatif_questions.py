@@ -73,9 +73,15 @@ def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float |
     return size / (spent_s * gb_per_s(1.0) * cpu.memory_efficiency)
 
 
+def held_bits(run: Run) -> float:
+    """Bits a weight that the run's slots hold of an expert at its highest precision."""
+    geometry = run.controller.geometry
+    return geometry.bits[0] * geometry.slot_sizes[0] / geometry.variant_bytes[0]
+
+
 def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
-    full = PRECISION_BITS[run.controller.geometry.precisions[0]]
+    full = held_bits(run)
     share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
     return {name: (f"precision={name}", f"budget.resident_share={share!r}")}
 

@@ -45,8 +45,8 @@ def configure() -> Configure:
 
 @pytest.fixture(scope="session")
 def bundled_trace() -> Trace:
-    """The bundled trace with its lookahead scores and active shares; its arrays are read-only."""
-    return load_trace(BUNDLED, lookahead_sites=3, active_shares=True)
+    """The bundled trace with its logits, lookahead scores and active shares; its arrays are read-only."""
+    return load_trace(BUNDLED, lookahead_sites=3, active_shares=True, logits=True)
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,11 @@ class Eyes:
     def routers(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         return [router_linear(layer) for layer in self.layers]
 
+    def scores(self, site: int, hidden: torch.Tensor) -> FloatArray:
+        """What a site's own router says of its inputs, [R, E]."""
+        weight, bias = self.routers[site]
+        return np.asarray(functional.linear(hidden.float().cpu(), weight, bias).numpy())
+
     def ahead(self, site: int, hidden: torch.Tensor, reach: int) -> list[FloatArray]:
         """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered."""
         found = []
@@ -170,6 +175,10 @@ class LiveGate(StepGate):
     @property
     def gate_input(self) -> FloatArray | None:
         return np.asarray(self._shown_input.float().cpu().numpy())
+
+    @property
+    def logits(self) -> FloatArray | None:
+        return self._live.eyes.scores(self.site, self._shown_input)
 
     @property
     def share(self) -> FloatArray | None:

@@ -76,7 +76,7 @@ class ARC(Pooled):
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        slot_bytes = max(geometry.variant_bytes)
+        slot_bytes = max(geometry.slot_sizes)
         self._lists = [Lists(capacity // slot_bytes) for capacity in plan.capacity_bytes]
         self._resident: set[int] = set()
         self._unused: set[int] = set()

@@ -69,6 +69,10 @@ class Gate(Choice, Protocol):
         """What the site's router reads, [R, H]; None where it is not at hand."""
 
     @property
+    def preferences(self) -> FloatArray | None:
+        """What the site's rule chooses by, higher first [R, E]; None where its scores are not at hand."""
+
+    @property
     def share(self) -> FloatArray | None: ...
     def forecasts(self, sites: int) -> Sequence[Choice]:
         """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any; read-only."""
@@ -105,7 +109,9 @@ class Predictor(Protocol):
     """``observe`` does something: else it is never called."""
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
-        """Forecasts, lazily where they cost something: nearest site first, best expert first inside a site."""
+        """Forecasts, lazily where they cost something: nearest site first (that may be the gate's own, for its next
+        step), best expert first inside a site.
+        """
 
     def observe(self, gate: Gate) -> None: ...
     def afresh(self) -> Predictor:

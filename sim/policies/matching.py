@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
 from sim.policies.row_forecast import RowForecast
+from sim.units import require_flag
 
 COMPARISONS = ("whole", "later")
 COLLECTIONS = ("fitted", "empty")
+FADINGS = {"paper": 0, "code": 1}
+"""What the distance in sites is divided by: the number of sites, and so many more."""
 EPSILON = 1e-8
 """What MoE-Infinity's code adds to every ratio: experts that the match never chose come last, by site and id."""
 
@@ -24,28 +27,33 @@ class ActivationMatching(FittedPredictor):
     A request's *activation matrix* [S, E] counts its tokens by site and expert, prompt and this gate included. The
     distance of two is ``1 - mean over sites of the cosine of their rows`` (0 where a row is empty); the nearest of the
     collection is the match, of several the first. ``compare: whole`` takes all sites, ``later`` those behind this gate
-    only. An expert's likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / S)``. With
-    ``collection: empty`` there is no match and every share is 0: nearest site first, experts by id.
+    only. An expert's likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / D)``, D = S
+    (``fading: paper``) or S + 1 (``code``). With ``collection: empty`` there is no match and every share is 0: nearest
+    site first, experts by id. ``own_site``: experts of the gate's own site are named, too, at distance 0.
 
     ``best`` of all later experts are named (None: all of them): those of the highest likeliness, ties by site, then id.
-    They come site by site, nearest first, which is the contract of forecasts; MoE-Infinity's queue goes by likeliness
-    across sites. Of several sequences in a step each has its own matrix and match, and its forecast is one row.
+    They come site by site, nearest first, which is the contract of forecasts; MoE-Infinity's one queue goes by
+    likeliness across sites: ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix and match, and its forecast is one row.
 
-    Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of June 2024 compares
-    later rows only, and ships without a collection.
+    Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of June 2024
+    (EfficientMoE/MoE-Infinity@5e096b4) compares later rows only, fades by S + 1, queues the experts of the layer that
+    has just routed before all others, and ships without a collection.
     """
 
     kind = "activation_matrices"
 
     def __init__(self, collection: str = "fitted", compare: str = "whole", best: int | None = None,
-                 artefact: str | None = None) -> None:  # fmt: skip
+                 artefact: str | None = None, fading: str = "paper", own_site: bool = False) -> None:  # fmt: skip
         super().__init__("all", artefact)
-        for name, value, known in (("collection", collection, COLLECTIONS), ("compare", compare, COMPARISONS)):
+        require_flag("predictor.own_site", own_site)
+        for name, value, known in (("collection", collection, COLLECTIONS), ("compare", compare, COMPARISONS),
+                                   ("fading", fading, tuple(FADINGS))):  # fmt: skip
             if value not in known:
                 raise ValueError(f"unknown predictor.{name}={value!r}; known: {', '.join(known)}")
         if best is not None and (not isinstance(best, int) or isinstance(best, bool) or best < 1):
             raise ValueError(f"predictor.best={best!r} must be a whole number >= 1, or null for all experts")
         self.collection, self.compare, self.best = collection, compare, best
+        self.own_site, self._more = own_site, FADINGS[fading]
 
     @property
     def needs_artefact(self) -> bool:
@@ -73,20 +81,19 @@ class ActivationMatching(FittedPredictor):
         self._running: dict[int, NDArray[np.int64]] = {}
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
-        last = shape.last(gate.site)
-        if gate.site == last:
+        last, first = shape.last(gate.site), gate.site + (not self.own_site)
+        if first > last:
             return
-        first = gate.site + 1
-        later = slice(first, last + 1)
-        fading = 1 - np.arange(1, last - gate.site + 1) / shape.sites
-        likeliness = np.empty((0, last - gate.site, shape.experts))
+        count = last + 1 - first
+        fading = 1 - np.arange(first - gate.site, last + 1 - gate.site) / (shape.sites + self._more)
+        likeliness = np.empty((0, count, shape.experts))
         for sequence, counts in self._here(gate, shape).items():
             matrix = self._running.get(sequence, np.zeros((shape.sites, shape.experts), np.int64)).copy()
             matrix[gate.site] += counts
-            share = self._shares(matrix, gate.site)[later]
+            share = self._shares(matrix, gate.site)[first : last + 1]
             likeliness = np.concatenate([likeliness, ((share + EPSILON) * fading[:, None])[None]])
         named = self._named(likeliness)
-        for ahead in range(last - gate.site):
+        for ahead in range(count):
             found = self._site_forecast(first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0))
             if found.needs:
                 yield found

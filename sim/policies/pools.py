@@ -82,7 +82,7 @@ class Pooled:
             return (geometry.capacity_bytes,), [0] * geometry.num_keys
         if self.scope == "precision":
             return _by_precision(geometry, self.shares)
-        slot_bytes = max(geometry.variant_bytes)
+        slot_bytes = max(geometry.slot_sizes)
         slots = geometry.capacity_bytes // slot_bytes
         if isinstance(self.quotas, Sequence):
             quotas = given_quotas(self.quotas, geometry, slots) if self.quotas else spread(slots, geometry.sites)
@@ -132,12 +132,12 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
-    order, key_bytes = list(order), geometry.key_bytes
+    order, slot_bytes = list(order), geometry.slot_bytes
     for precision in range(len(geometry.precisions)):
         touched: set[int] = set()
         for site, expert in order:
             key = geometry.key(precision, site, expert)
-            pool, size = pool_of[key], key_bytes[key]
+            pool, size = pool_of[key], slot_bytes[key]
             if full[pool] or (site, expert) in held or key in geometry.missing:
                 continue
             touched.add(pool)

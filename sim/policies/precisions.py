@@ -137,7 +137,11 @@ class PerExpert:
     losses. Neither: the ``low_share`` least used experts of the model are ``low``, by the uses that it is profiled on
     (all are ``high`` before).
 
-    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the lower of two widths.
+    ``held``: the precision that the device's slots hold every expert at, where that is a higher one: what arrives is
+    dequantised once, and a hit needs neither the load nor that. None: experts are held as they are stored.
+
+    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the lower of two widths;
+    section 4.2: ten experts in 180 MB, which is FP32.
     """
 
     constant: int | None = None
@@ -145,8 +149,8 @@ class PerExpert:
     fit_kind = "expert_widths"
 
     def __init__(self, high: str, low: str, low_share: float = 0.0, table: Sequence[Sequence[str]] | None = None,
-                 artefact: str | None = None) -> None:  # fmt: skip
-        self.precisions = _pair(high, low)
+                 artefact: str | None = None, held: str | None = None) -> None:  # fmt: skip
+        self.precisions, self.held = _pair(high, low), held
         _require_share("precision.low_share", low_share)
         if table is not None and artefact is not None:
             raise ValueError("precision.table and precision.artefact both say which experts are low; give one of them")

@@ -90,7 +90,7 @@ class Transient(FIFO):
         super().__init__(initial="empty")
 
     def _divide(self, geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
-        buffer_bytes = geometry.top_k * max(geometry.variant_bytes)
+        buffer_bytes = geometry.top_k * max(geometry.slot_sizes)
         return (min(buffer_bytes, geometry.capacity_bytes),), [0] * geometry.num_keys
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import Choice, FloatArray, IntArray
 
 Floats = NDArray[np.float64]
 COUNTS = ("top_k", "all")
@@ -51,6 +51,15 @@ class RowForecast:
         for expert, score in zip(self.experts.ravel().tolist(), above.ravel().tolist(), strict=True):
             least[expert] = min(score, least.get(expert, score))
         return [least[expert] for expert in self.needs]
+
+
+def likeliness(choice: Choice) -> dict[int, float]:
+    """By expert that a choice names: the sum of its weights over the rows, on the supplier's scale."""
+    sums: dict[int, float] = {}
+    for expert, weight in zip(choice.experts.ravel().tolist(), choice.weights.ravel().tolist(), strict=True):
+        if expert >= 0:
+            sums[expert] = sums.get(expert, 0.0) + weight
+    return sums
 
 
 def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]:

@@ -15,6 +15,7 @@ from differential.scenario import (
     Batching,
     Cache,
     Fixed,
+    Forecast,
     Host,
     Link,
     Need,
@@ -65,6 +66,10 @@ FEATURES = (
     "recency_rows",
     "reroute",
     "forecast_routes",
+    "likeliest",
+    "own_site",
+    "short_pools",
+    "held_bytes",
 )
 RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by themselves."""
@@ -73,11 +78,14 @@ COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of its work is done."""
 
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
-LOOKS_AHEAD = {"chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes"}
+LOOKS_AHEAD = {
+    "chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes", "likeliest", "own_site",
+}  # fmt: skip
 CONFLICTS = (
     ("chunks", {"engines", "write_back"}),
-    ("write_back", {"staging", "refusals", "partial", "after_batch"}),
-    ("claim_at_queue", {"staging", "refusals", "partial"}),
+    ("write_back", {"staging", "refusals", "partial", "after_batch", "short_pools"}),
+    ("claim_at_queue", {"staging", "refusals", "partial", "short_pools"}),
+    ("own_site", COMPOSED),
     ("dense", {"encoder_decoder"}),
     ("partial", COMPOSED | {"reroute", "forecast_routes"}),
     ("reroute", {"forecast_routes"}),
@@ -436,6 +444,66 @@ def _rivals(draw: Draw, scenario: Scenario) -> Scenario:
     return replace(scenario, rivalry=Rivalry(overlapped, draws, memory, draw.below(3, 800)))
 
 
+def _likeliest(draw: Draw, scenario: Scenario) -> Scenario:
+    """Every forecast has a likeliness, often the same one, and all sites' forecasts stand in one queue."""
+    most = draw.between(1, 6)
+
+    def likely(forecast: Prediction) -> Prediction:
+        if forecast is None:
+            return None
+        return tuple(replace(one, likeliness=draw.between(0, most) / 8) for one in forecast)
+
+    def all_likely(by_site: Any) -> Any:
+        return tuple(tuple(likely(forecast) for forecast in forecasts) for forecasts in by_site)
+
+    steps = tuple(replace(step, forecasts=all_likely(step.forecasts)) for step in scenario.steps)
+    requests = tuple(
+        replace(request, decode=tuple(replace(row, forecasts=all_likely(row.forecasts)) for row in request.decode))
+        for request in scenario.requests
+    )
+    return _loader(replace(scenario, steps=steps, requests=requests), prefetch_order="likeliest")
+
+
+def _own_site(draw: Draw, scenario: Scenario) -> Scenario:
+    """At some gates experts of the gate's own site are forecast, too."""
+
+    def some() -> Prediction:
+        chosen = draw.rng.permutation(scenario.experts)[: draw.between(1, scenario.experts)]
+        likely = [draw.between(0, 8) / 8 for _ in chosen]
+        return tuple(Forecast(int(e), draw.between(0, 8) / 8, None, x) for e, x in zip(chosen, likely, strict=True))
+
+    return replace(scenario, steps=tuple(
+        replace(step, own=tuple(some() if draw.coin(0.7) else None for _ in range(scenario.sites)))
+        for step in scenario.steps
+    ))  # fmt: skip
+
+
+def _short_pools(draw: Draw, scenario: Scenario) -> Scenario:
+    """Some pools hold less than one token's needs, down to nothing."""
+
+    def shortened(pool: PoolSpec) -> PoolSpec:
+        if not draw.coin(0.7):
+            return pool
+        room = capacity = draw.between(0, min(pool.capacity_bytes, scenario.at_once * max(scenario.variant_bytes)))
+        kept = []
+        for key in pool.initial:
+            if scenario.size(key) <= room:
+                room -= scenario.size(key)
+                kept.append(key)
+        return replace(pool, capacity_bytes=capacity, initial=tuple(kept))
+
+    pools = tuple(shortened(pool) for pool in scenario.pools)
+    return _loader(replace(scenario, pools=pools), staging_slots=_staging_slots(draw, scenario))
+
+
+def _held_bytes(draw: Draw, scenario: Scenario) -> Scenario:
+    """Slots hold up to three times what is moved; pools grow as much as the variant that grows most."""
+    grown = [draw.between(1, 3) for _ in scenario.variant_bytes]
+    held = tuple(size * times for size, times in zip(scenario.variant_bytes, grown, strict=True))
+    pools = tuple(replace(pool, capacity_bytes=pool.capacity_bytes * max(grown)) for pool in scenario.pools)
+    return replace(scenario, held_bytes=held, pools=pools)
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -455,6 +523,10 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "arrivals": lambda draw, scenario: _without_future(scenario),
     "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),
     "reroute": _reroute,
+    "likeliest": _likeliest,
+    "own_site": _own_site,
+    "short_pools": _short_pools,
+    "held_bytes": _held_bytes,
     "rivals": _rivals,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)

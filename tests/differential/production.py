@@ -44,8 +44,6 @@ NONE = np.zeros((0, 0))
 class ScenarioChoice:
     """A forecast; ``asked`` are the scenario's own forecasts, for the payload."""
 
-    experts = weights = NONE
-
     def __init__(self, site: int, first: int, prediction: Prediction) -> None:
         """``first``: the site's first key of precision 0."""
         self.site = site
@@ -54,6 +52,8 @@ class ScenarioChoice:
         self.keys = [first + expert for expert in self.needs]
         self.scores = [forecast.score for forecast in self.asked]
         self.tokens = [1] * len(self.needs)
+        likely = [getattr(forecast, "likeliness", 0.0) for forecast in self.asked]
+        self.experts, self.weights = np.array([self.needs], np.int64), np.array([likely])
 
 
 class ScenarioGate:
@@ -85,9 +85,10 @@ class ScenarioGate:
 
     def forecasts(self, sites: int) -> Sequence[Choice]:
         """Up to the first site that has none."""
-        known = takewhile(lambda prediction: prediction is not None, self._step.forecasts[self.site][:sites])
-        return [ScenarioChoice(site, site * self._units, prediction)  # type: ignore[misc]
-                for site, prediction in enumerate(known, start=self.site + 1)]  # fmt: skip
+        own = self._step.own[self.site : self.site + 1]
+        coming = enumerate((*own, *self._step.forecasts[self.site][:sites]), start=self.site + 1 - len(own))
+        known = takewhile(lambda pair: pair[1] is not None, coming)
+        return [ScenarioChoice(site, site * self._units, prediction) for site, prediction in known]  # type: ignore[misc]
 
 
 class ScenarioWorkload:
@@ -371,9 +372,10 @@ def controller_for(scenario: Scenario) -> Controller:
     switches["chunk_bytes"] = switches["chunk_bytes"] or None
     lookahead, ram = scenario.loader.lookahead, scenario.ram
     geometry = Geometry(
-        scenario.sites, scenario.experts, _top_k(scenario), ("high", "low")[: scenario.precisions], (16.0, 4.0),
+        scenario.sites, scenario.experts, scenario.at_once, ("high", "low")[: scenario.precisions], (16.0, 4.0),
         tuple(max(sizes) for sizes in scenario.site_bytes) or scenario.variant_bytes,
         sum(pool.capacity_bytes for pool in scenario.pools), scenario.site_bytes or None,
+        held_bytes=scenario.held_bytes,
     )  # fmt: skip
     options: dict[str, Any] = {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}
     return Controller(
@@ -384,9 +386,3 @@ def controller_for(scenario: Scenario) -> Controller:
         predicts_later=scenario.prediction_ns > 0, dense_bytes=scenario.dense_bytes, **options,
     )  # fmt: skip
 
-
-def _top_k(scenario: Scenario) -> int:
-    """Most needs of a gate of one row: that many must fit a pool."""
-    single = (len(needs) for step in scenario.steps if step.rows == 1 for needs in step.needs)
-    rows = (len(routed) for r in scenario.requests for row in (*r.prompt, *r.decode) for routed in row.routed)
-    return max([*single, *rows], default=1)

@@ -36,8 +36,10 @@ class Control(Moves):
     def __init__(self, scenario: Scenario, clock: Clock) -> None:
         cache = scenario.cache
         history = History(scenario, cache, future(scenario) if cache.name == "belady" else ())
-        device = Tier(scenario, scenario.pools, history)
-        ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache))
+        device = Tier(scenario, scenario.pools, history, scenario.slot)
+        ram = scenario.ram and Tier(
+            scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size
+        )
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
         self.step: Step
@@ -48,7 +50,7 @@ class Control(Moves):
         """By expert that the gate's router chose, who serves."""
         self.tick, self.site = -1, 0
         self.last_gate: dict[int, int] = {}
-        self.predictions: dict[int, tuple[int, tuple[Prediction, ...]]] = {}
+        self.predictions: dict[int, tuple[int, list[tuple[int, Prediction]]]] = {}
         self.lookups: list[Asked] = []
 
     # ---- calls -----------------------------------------------------------------------------------------------------
@@ -80,10 +82,11 @@ class Control(Moves):
         self.cancel_stale(serving)
         self.look_up(admitted)
         self.stream_dense()
+        coming = self.coming(step, site)
         if self.scenario.prediction_ns:
-            self.predictions[self.tick] = site, step.forecasts[site]
+            self.predictions[self.tick] = site, coming
         else:
-            self.look_ahead(site, step.forecasts[site], self.tick)
+            self.look_ahead(coming, self.tick)
         self.poll()
         return admitted
 
@@ -102,8 +105,7 @@ class Control(Moves):
 
     def prediction_ready(self, tick: int) -> None:
         self.clock.say("prediction_ready", tick)
-        site, forecasts = self.predictions.pop(tick)
-        self.look_ahead(site, forecasts, tick)
+        self.look_ahead(self.predictions.pop(tick)[1], tick)
         self.poll()
 
     # ---- steps 1 to 7 ----------------------------------------------------------------------------------------------
@@ -123,6 +125,9 @@ class Control(Moves):
     def unpin(self, key: Key) -> None:
         """Step 2, and the end of a wave's need: it leaves staging, and what no pool held is as good as evicted."""
         del self.pinned[key]
+        if key in self.unused and key in self.staging.staged:
+            # A CPU computed the need, and a forecast of its own site has brought it since.
+            self.drop_staged(key)
         self.staging.staged.pop(key, None)
         if not self.device.holds(key):
             self.device.history.evicted(key)
@@ -210,11 +215,15 @@ class Control(Moves):
             return False
         pool = self.device.pool(key)
         together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
-        if self.loader.retention == "strict" and self.device.bytes(together) > pool.spec.capacity_bytes:
+        is_full = self.device.bytes(together) > pool.spec.capacity_bytes
+        if self.loader.retention == "strict" and is_full and not self.scenario.is_short(pool.spec):
             return False
-        if self.serves_from_staging:
-            return sum(not self.device.holds(other) for other in (*self.pinned, key)) <= self.staging.slots
-        return True
+        staged = [other for other in (*self.pinned, key) if self.may_stage(other) and not self.device.holds(other)]
+        return not self.may_stage(key) or len(staged) <= self.staging.slots
+
+    def may_stage(self, key: Key) -> bool:
+        """Whether the variant may have to be served from staging."""
+        return self.serves_from_staging or self.scenario.is_short(self.device.pool(key).spec)
 
     def cancel_stale(self, serving: set[Key]) -> None:
         """Step 7: of what waits, and of what is staged for this site, only what serves a need stays."""
@@ -316,35 +325,52 @@ class Control(Moves):
             key = (0, coming, self.scenario.experts)
             self.dense_coming[coming] = self.queue(key, "dense", self.scenario.size(key))
 
-    def look_ahead(self, site: int, forecasts: tuple[Prediction, ...], tick: int) -> None:
-        """Step 12: nearest site first, as long as depth and budget let it."""
+    def coming(self, step: Step, site: int) -> list[tuple[int, Prediction]]:
+        """What is forecast at a gate, by the site that it is of, in order."""
+        own = [(site, step.own[site])] if step.own and self.loader.lookahead else []
+        return [*own, *enumerate(step.forecasts[site][: self.loader.lookahead], start=site + 1)]
+
+    def look_ahead(self, coming: list[tuple[int, Prediction]], tick: int) -> None:
+        """Step 12: nearest site first, as long as depth and budget let it; or all sites, and then likeliest first."""
         budget = self.loader.prefetch_budget
         left = budget if isinstance(budget, int) else math.inf
+        ranked = self.loader.prefetch_order == "likeliest"
         first = True
-        for ahead, forecast in enumerate(forecasts[: self.loader.lookahead], start=1):
+        named: list[tuple[Key, Forecast]] = []
+        for site, forecast in coming:
             if forecast is None:
-                return
-            if self.last_gate.get(site + ahead, -1) > tick:
+                break
+            if self.last_gate.get(site, -1) > tick:
                 continue
-            self.masked.pop(site + ahead, None)
+            self.masked.pop(site, None)
             if self.loader.queue == "replace" and first:
                 self.cancel(self.cancellable())
+                self.masked.clear()
+                self.foretold.clear()
             first = False
-            foreseen = self.foreseen(site + ahead, forecast)
-            self.masked[site + ahead] = {key for key, _ in foreseen}
-            self.foretold[site + ahead] = [key[2] for key, _ in foreseen]
+            foreseen = self.foreseen(site, forecast)
+            self.masked[site] = {key for key, _ in foreseen}
+            self.foretold[site] = [key[2] for key, _ in foreseen]
             all_there = all(self.is_there(key) for key, _ in foreseen)
-            told = []
-            for key, one in foreseen:
-                if left > 0 and not self.is_there(key) and key not in self.moving:
-                    self.prefetch["queued"] += 1
-                    if self.queue(key, "prefetch", self.scenario.moved_bytes(key, one)):
-                        told.append(key)
-                        left -= 1
-            if self.ram:
-                self.ram.history.asked_for(told)
-            if left == 0 or (self.loader.depth == "first_missing" and not all_there):
-                return
+            if ranked:
+                named += foreseen
+            else:
+                left -= self.prefetch_absent(foreseen, left)
+            if left == 0 and not ranked or (self.loader.depth == "first_missing" and not all_there):
+                break
+        self.prefetch_absent(sorted(named, key=lambda pair: pair[1].likeliness, reverse=True), left)
+
+    def prefetch_absent(self, foreseen: list[tuple[Key, Forecast]], most: float) -> int:
+        """How many were queued."""
+        told: list[Key] = []
+        for key, one in foreseen:
+            if len(told) < most and not self.is_there(key) and key not in self.moving:
+                self.prefetch["queued"] += 1
+                if self.queue(key, "prefetch", self.scenario.moved_bytes(key, one)):
+                    told.append(key)
+        if self.ram:
+            self.ram.history.asked_for(told)
+        return len(told)
 
     def foreseen(self, site: int, forecast: Iterable[Forecast]) -> list[tuple[Key, Forecast]]:
         wanted = [(self.select(site, one.expert, one.score), one) for one in forecast]

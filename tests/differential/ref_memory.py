@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,8 +99,11 @@ class Pool:
 class Tier:
     """A memory of pools with one victim order."""
 
-    def __init__(self, scenario: Scenario, specs: Iterable[PoolSpec], history: History) -> None:
-        self.scenario = scenario
+    def __init__(
+        self, scenario: Scenario, specs: Iterable[PoolSpec], history: History, size: Callable[[Key], int]
+    ) -> None:
+        """`size`: the bytes that a key takes here."""
+        self.scenario, self.size = scenario, size
         self.history = history
         self.pools = [Pool(spec) for spec in specs]
         for pool in self.pools:
@@ -114,7 +117,7 @@ class Tier:
         return found[0]
 
     def bytes(self, keys: Iterable[Key]) -> int:
-        return sum(self.scenario.size(key) for key in keys)
+        return sum(self.size(key) for key in keys)
 
     def holds(self, key: Key) -> bool:
         return key in self.pool(key).resident
@@ -127,7 +130,7 @@ class Tier:
         """The keys that must go for it, in the order of their going; None if too few may go. A demand takes masked ones
         last, a prefetch none."""
         pool = self.pool(key)
-        lacking = self.over(pool) + self.scenario.size(key)
+        lacking = self.over(pool) + self.size(key)
         ordered = self.history.victims_first(pool.resident - set(pinned))
         candidates = [key for key in ordered if key not in masked]
         if demand:

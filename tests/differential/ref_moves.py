@@ -241,7 +241,7 @@ class Moves:
         return None if victims is None else Claim("pool", tuple(victims))
 
     def goes_to_staging(self, transfer: Transfer) -> bool:
-        if not transfer.whole:
+        if not transfer.whole or self.scenario.is_short(self.device.pool(transfer.key).spec):
             return True
         if transfer.kind == "prefetch":
             return self.loader.destination == "staging"

@@ -161,6 +161,7 @@ class Loader:
     lookahead: int = 0
     depth: Literal["all", "first_missing"] = "all"
     queue: Literal["append", "replace"] = "append"
+    prefetch_order: Literal["nearest", "likeliest"] = "nearest"
     promote: bool = True
     cancel_stale: bool = True
     demand_first: bool = True
@@ -193,11 +194,12 @@ class Need:
 
 @dataclass(frozen=True)
 class Forecast:
-    """An expert that a later site is expected to ask for, its expected score, and what a prefetch of it moves."""
+    """An expert that a site is expected to ask for, its expected score, what a prefetch of it moves, how likely it is."""
 
     expert: int
     score: float = 0.0
     moved_bytes: int | None = None
+    likeliness: float = 0.0
 
 
 Prediction: TypeAlias = tuple[Forecast, ...] | None
@@ -211,7 +213,8 @@ class Step:
     Of one sequence (`sequence`, `begins`, `ends`), or, where `sequences` is given, of all of these: each then begins at
     the first step and ends at the last one that names it. `visits`: the sites visited, ascending; empty: all of them.
     `needs`, `forecasts` and `dense_ns` have an entry for every site, visited or not; `forecasts[s][j - 1]` is for site
-    s + j. `ranks[site][row]`: the row's experts, best first (for `recency: rows` only).
+    s + j. `ranks[site][row]`: the row's experts, best first (for `recency: rows` only). `own[s]`, where given, is a
+    forecast for site s itself, for its next gate, which comes before the others.
     """
 
     sequence: int
@@ -226,6 +229,7 @@ class Step:
     sequences: tuple[int, ...] = ()
     visits: tuple[int, ...] = ()
     ranks: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    own: tuple[Prediction, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -283,7 +287,8 @@ class Scenario:
     Without `links` there is one link of one engine, on which a whole variant takes `service_ns` of its precision. Steps
     are those of `steps`, or composed of `requests` by `batching`. `variant_bytes` holds at all sites where `site_bytes`
     (by precision, then site) is not given. `refuse_demand` and `refuse_prefetch` are the experts that the device's
-    policy does not admit with that cause, at any site. `dense_bytes`: by site, for `dense_slots`.
+    policy does not admit with that cause, at any site. `dense_bytes`: by site, for `dense_slots`. `held_bytes`: by
+    precision, what a slot of the device holds of a variant, where that is not what is moved.
     """
 
     sites: int
@@ -310,6 +315,19 @@ class Scenario:
     requests: tuple[Request, ...] = ()
     batching: Batching | None = None
     rivalry: Rivalry | None = None
+    held_bytes: tuple[int, ...] = ()
+
+    @property
+    def at_once(self) -> int:
+        """Most needs of a gate of one row."""
+        single = (len(needs) for step in self.steps if step.rows == 1 for needs in step.needs)
+        rows = (len(routed) for r in self.requests for row in (*r.prompt, *r.decode) for routed in row.routed)
+        return max([*single, *rows], default=1)
+
+    def is_short(self, pool: PoolSpec) -> bool:
+        """Whether a pool of the device holds less than the needs of one row, all of its largest variant."""
+        keys = ((p, site, 0) for p in pool.precisions for site in range(self.sites) if pool.site in (None, site))
+        return pool.capacity_bytes < self.at_once * max(map(self.slot, keys))
 
     @property
     def precisions(self) -> int:
@@ -326,6 +344,10 @@ class Scenario:
         if expert == self.experts:
             return self.dense_bytes[site]
         return self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
+
+    def slot(self, key: Key) -> int:
+        """The bytes that a variant takes in a slot of the device."""
+        return self.held_bytes[key[0]] if self.held_bytes else self.size(key)
 
     def hop_ns(self, link: int, moved: int) -> int:
         """`hop(l, bytes)`."""
@@ -406,8 +428,10 @@ def union_forecast(rows: Sequence[Prediction]) -> Prediction:
     """
     if len(rows) == 1:
         return rows[0]
-    there = [[(one.expert, one.score) for one in row] for row in rows if row is not None]
+    there = [row for row in rows if row is not None]
     if not there:
         return None
-    needs = union([*there, []])
-    return tuple(Forecast(need.expert, need.score) for need in needs)
+    needs = union([*([(one.expert, one.score) for one in row] for row in there), []])
+    likely = {need.expert: sum(one.likeliness for row in there for one in row if one.expert == need.expert)
+              for need in needs}  # fmt: skip
+    return tuple(Forecast(need.expert, need.score, likeliness=likely[need.expert]) for need in needs)

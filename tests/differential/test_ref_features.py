@@ -74,6 +74,12 @@ SHOWS: dict[str, Shows] = {
     "recency_rows": lambda scenario, timeline: scenario.cache.recency == "rows",
     "reroute": without(reroute=None),
     "forecast_routes": lambda scenario, timeline: any(row.outcome == "reroute" for row in timeline.lookups),
+    "likeliest": without(prefetch_order="nearest"),
+    "own_site": lambda scenario, timeline: without(steps=tuple(replace(step, own=()) for step in scenario.steps))(
+        scenario, timeline
+    ),
+    "short_pools": lambda scenario, timeline: any(map(scenario.is_short, scenario.pools)),
+    "held_bytes": without(held_bytes=()),
     "rivals": without(rivalry=None),
 }
 

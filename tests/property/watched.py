@@ -199,20 +199,20 @@ class Watch:
         on_the_way = {id(t): t for t in (*controller.issued, *queued) if t.number not in self.arrived}
         coming = [t.key for t in on_the_way.values() if t.claimed and not (t.cancelled or t.staged or t.dense)]
         assert not held & {*coming}
-        self._check_room(scenario.pools, [*held, *coming])
+        self._check_room(scenario.pools, [*held, *coming], scenario.slot)
 
     def _check_trimmed(self) -> None:
         """``retention: after_batch``: what exceeds a pool is pinned, or still on its way."""
         there, pins = [self.scenario.unpack(key) for key in self.caches[0].told], {*self.controller._pins}
         for pool in self.scenario.pools:
             held = [key for key in there if pool.covers(key)]
-            fits = sum(map(self.scenario.size, held)) <= pool.capacity_bytes
+            fits = sum(map(self.scenario.slot, held)) <= pool.capacity_bytes
             assert fits or all(self.scenario.pack(key) in pins for key in held)
 
-    def _check_room(self, pools: Sequence[Any], keys: Sequence[int]) -> None:
+    def _check_room(self, pools: Sequence[Any], keys: Sequence[int], size: Callable[[Any], int]) -> None:
         unpacked = [self.scenario.unpack(key) for key in keys]
         for pool in pools:
-            assert sum(self.scenario.size(key) for key in unpacked if pool.covers(key)) <= pool.capacity_bytes
+            assert sum(size(key) for key in unpacked if pool.covers(key)) <= pool.capacity_bytes
 
     def _check_pins(self, new_pins: bool) -> None:
         """What is pinned and there stays there."""
@@ -237,7 +237,7 @@ class Watch:
         there = {key for key, state in enumerate(ram.state) if state == RESIDENT}
         assert there == self.caches[1].told
         coming = [key for key, state in enumerate(ram.state) if state == IN_FLIGHT]
-        self._check_room(self.scenario.ram.pools, [*there, *coming])
+        self._check_room(self.scenario.ram.pools, [*there, *coming], self.scenario.size)
         in_use = {key for key in there if ram.pinned[key]}
         assert {key for key in self._in_use if ram.pinned[key]} <= there
         self._in_use = in_use

@@ -1,0 +1,57 @@
+"""Prediction by what has weighed most at a site of late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import Choice, Gate
+from sim.policies.fitted import Arrays, FittedPredictor, Shape
+from sim.units import require_number
+
+
+class RecentImportance(FittedPredictor):
+    """The experts of the gate's own site that its router has given most weight of late, for its next step.
+
+    An expert's importance is the sum of the gate weights that rows gave it, this gate's included; what a gate gave is
+    worth ``decay`` times as much at the site's next one. The router's own choices count, whoever serves them. Nothing
+    is fitted beforehand, and nothing forgotten between sequences.
+
+    Source: Kong et al., SwapMoE, arXiv:2308.15030: the experts in memory follow importance, beside the computation; its
+    importance is weight times norm, over a window.
+    """
+
+    kind = "importance"
+
+    def __init__(self, decay: float = 0.98, experts: str | int = "top_k") -> None:
+        super().__init__(experts)
+        require_number("predictor.decay", decay)
+        if not 0 < decay <= 1:
+            raise ValueError(f"predictor.decay={decay} must be above 0 and at most 1")
+        self.decay = decay
+
+    @property
+    def needs_artefact(self) -> bool:
+        return False
+
+    def _take(self, shape: Shape, arrays: Arrays) -> None:
+        pass
+
+    def forget(self) -> None:
+        assert self.shape is not None
+        self._importance = np.zeros((self.shape.sites, self.shape.experts))
+
+    def _with(self, gate: Gate) -> NDArray[np.float64]:
+        """[E]: the site's importances after this gate."""
+        found: NDArray[np.float64] = self._importance[gate.site] * self.decay
+        chosen = gate.experts >= 0
+        np.add.at(found, gate.experts[chosen], gate.weights[chosen])
+        return found
+
+    def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
+        return self._forecast(gate.site, shape, self._with(gate)[None])
+
+    def observe(self, gate: Gate) -> None:
+        self._importance[gate.site] = self._with(gate)
