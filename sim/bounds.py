@@ -65,7 +65,10 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
     held = {key for key in slots.initial if key < geometry.plane}
     first_keys = [geometry.key(0, site, 0) for site in range(geometry.sites)]
-    least_bytes, least_slot = (min(sizes[key] for key in first_keys) for sizes in (geometry.key_bytes, geometry.slot_bytes))
+    least_bytes, least_slot = (
+        min(map(geometry.bytes_of, first_keys)),
+        min(geometry.slot_bytes[key] for key in first_keys),
+    )
     # The budget, not what this cache makes of it: the bound is for every cache.
     high_slots = geometry.capacity_bytes // least_slot + loader.staging_slots
     whole = stays_until_next(workload, controller)

@@ -33,7 +33,8 @@ class ActivationMatching(FittedPredictor):
 
     ``best`` of all later experts are named (None: all of them): those of the highest likeliness, ties by site, then id.
     They come site by site, nearest first, which is the contract of forecasts; MoE-Infinity's one queue goes by
-    likeliness across sites: ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix and match, and its forecast is one row.
+    likeliness across sites: ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix
+    and match, and its forecast is one row.
 
     Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of June 2024
     (EfficientMoE/MoE-Infinity@5e096b4) compares later rows only, fades by S + 1, queues the experts of the layer that

@@ -385,4 +385,3 @@ def controller_for(scenario: Scenario) -> Controller:
         ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
         predicts_later=scenario.prediction_ns > 0, dense_bytes=scenario.dense_bytes, **options,
     )  # fmt: skip
-

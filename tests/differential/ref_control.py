@@ -37,9 +37,7 @@ class Control(Moves):
         cache = scenario.cache
         history = History(scenario, cache, future(scenario) if cache.name == "belady" else ())
         device = Tier(scenario, scenario.pools, history, scenario.slot)
-        ram = scenario.ram and Tier(
-            scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size
-        )
+        ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size)
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
         self.step: Step
@@ -356,7 +354,7 @@ class Control(Moves):
                 named += foreseen
             else:
                 left -= self.prefetch_absent(foreseen, left)
-            if left == 0 and not ranked or (self.loader.depth == "first_missing" and not all_there):
+            if (left == 0 and not ranked) or (self.loader.depth == "first_missing" and not all_there):
                 break
         self.prefetch_absent(sorted(named, key=lambda pair: pair[1].likeliness, reverse=True), left)
 

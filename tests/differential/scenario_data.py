@@ -194,7 +194,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Forecast:
-    """An expert that a site is expected to ask for, its expected score, what a prefetch of it moves, how likely it is."""
+    """An expert that a site is expected to ask for, its expected score, what a prefetch of it moves, its likeliness."""
 
     expert: int
     score: float = 0.0

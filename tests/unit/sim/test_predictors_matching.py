@@ -159,3 +159,17 @@ def test_impossible_choices_are_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=rf"predictor\.{name}="):
             ActivationMatching(**choices)  # type: ignore[arg-type]
+
+
+def test_the_code_names_the_layer_that_has_just_routed_too_and_fades_by_one_more_site() -> None:
+    """Chose 1 at site 0; B is the match: shares 1/4 and 3/4 at site 0, then 3/4 and 1/4. Distances 0, 1 and 2 of 4."""
+    here, near, far = matched([A, B], fading="code", own_site=True).predict(gate_of(0, [[1]]))
+    assert told([here, near, far]) == [(0, [1, 0]), (1, [0, 1]), (2, [0, 1])]
+    assert here.weights[0].tolist() == [0.75 + EPSILON, 0.25 + EPSILON]
+    assert near.weights[0].tolist() == [(0.75 + EPSILON) * 0.75, (0.25 + EPSILON) * 0.75]
+    assert far.weights[0].tolist() == [(0.75 + EPSILON) * 0.5, (0.25 + EPSILON) * 0.5]
+
+
+def test_at_the_last_site_only_its_own_experts_are_left_to_name() -> None:
+    assert list(matched([A, B]).predict(gate_of(2, [[0]]))) == []
+    assert told(matched([A, B], own_site=True).predict(gate_of(2, [[0]]))) == [(2, [0, 1])]

@@ -1,0 +1,116 @@
+"""One queue for the forecasts of all sites, likeliest first: a controller by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.controller import Controller
+from sim.loader import Loader
+from sim.policies.caches import LRU
+from sim.policies.placements import Load
+from sim.policies.precisions import Fixed
+from sim.policies.row_forecast import RowForecast, likeliness
+from sim.types import Geometry
+
+# Site 0 is keys 0 to 3, site 1 is 5 to 8, site 2 is 10 to 13.
+GEOMETRY = Geometry(3, 4, 1, ("fp16",), (16.0,), (1,), 12)
+NEAR, FAR = {0: 0.5, 1: 0.2}, {2: 0.6, 3: 0.3}
+
+
+class Says:
+    """Names these experts at each of these sites, whatever the gate."""
+
+    lookahead_sites = 0
+    learns = False
+
+    def __init__(self, **by_site: dict[int, float]) -> None:
+        self.by_site = {int(name[1:]): likely for name, likely in by_site.items()}
+
+    def predict(self, gate: Any) -> Iterable[RowForecast]:
+        for site, likely in self.by_site.items():
+            yield RowForecast(site, 5, np.array([list(likely)]), np.array([list(likely.values())]))
+
+    def observe(self, gate: Any) -> None:
+        raise AssertionError
+
+    def afresh(self) -> Says:
+        return self
+
+
+def gate(site: int, expert: int, tick: int = 0) -> Any:
+    return SimpleNamespace(site=site, tick=tick, step=tick, token=1, needs=[expert], keys=[5 * site + expert],
+                           tokens=[1], scores=[0.0], experts=np.array([[expert]]))  # fmt: skip
+
+
+def controller(says: Says, **switches: Any) -> Controller:
+    return Controller(GEOMETRY, says, LRU(initial="empty"), Fixed("fp16"), Load(), Loader(**switches))
+
+
+def issued(one: Controller) -> list[int]:
+    """The keys of all that is on its way or waits, in order of issue."""
+    keys, transfer = [], one.poll(0)
+    while transfer is not None:
+        keys.append(transfer.key)
+        _, transfer = one.transfer_done(0, transfer)
+    return keys
+
+
+@pytest.mark.parametrize(("order", "keys"), [("nearest", [3, 5, 6, 12, 13]), ("likeliest", [3, 12, 5, 13, 6])])
+def test_demands_go_first_and_then_the_likeliest_of_all_sites(order: str, keys: list[int]) -> None:
+    one = controller(Says(s1=NEAR, s2=FAR), prefetch_order=order)
+    one.gate(gate(0, 3))
+    assert issued(one) == keys
+
+
+def test_a_budget_takes_the_likeliest_and_all_that_is_forecast_is_masked() -> None:
+    one = controller(Says(s1=NEAR, s2=FAR), prefetch_order="likeliest", prefetch_budget=2)
+    one.gate(gate(0, 3))
+    assert issued(one) == [3, 12, 5]
+    assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 5, 6, 12, 13}
+
+
+def test_as_likely_is_the_order_of_forecasts_and_what_is_there_is_not_asked_for() -> None:
+    one = controller(Says(s1={1: 0.5, 0: 0.5}, s2={2: 0.5}), prefetch_order="likeliest")
+    one.gate(gate(0, 3))
+    assert issued(one) == [3, 6, 5, 12]
+    one.gate(gate(0, 3, tick=1))
+    assert issued(one) == []
+
+
+def test_the_first_site_that_lacks_something_ends_the_asking() -> None:
+    one = controller(Says(s1=NEAR, s2=FAR), prefetch_order="likeliest", depth="first_missing")
+    one.gate(gate(0, 3))
+    assert issued(one) == [3, 5, 6]
+
+
+def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
+    """MoE-Infinity: candidates are those of the last gate alone; here it names nothing of site 1 any more."""
+    says = Says(s1=NEAR, s2=FAR)
+    one = controller(says, prefetch_order="likeliest", queue="replace")
+    one.gate(gate(0, 3))
+    assert one.poll(0) is not None
+    says.by_site = {2: {1: 0.1}}
+    one.gate(gate(0, 3, tick=1))
+    assert [transfer.key for transfer in one.queues[0][1] if not transfer.cancelled] == [11]
+    assert one.prefetch_counts[6] == 4, "cancelled"
+    one._protect()
+    assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 11}
+
+
+def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
+    one = controller(Says(s0={1: 0.9, 3: 0.4}, s1={0: 0.5}), prefetch_order="likeliest")
+    one.gate(gate(0, 3))
+    assert issued(one) == [3, 1, 5]
+    outcomes, waits = one.gate(gate(0, 1, tick=1))
+    assert (outcomes, waits) == ([0], None)
+    assert one.prefetch_counts[0] == 1, "used"
+
+
+def test_likeliness_adds_up_over_rows() -> None:
+    rows = SimpleNamespace(experts=np.array([[2, 0], [0, -1]]), weights=np.array([[0.5, 0.25], [0.5, 0.0]]))
+    assert likeliness(rows) == {2: 0.5, 0: 0.75}  # type: ignore[arg-type]
