@@ -38,7 +38,8 @@ LAYERS = (
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",
     "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
-    "sim.cache_replay", "sim.cache_walk", "sim.fault_search", "sim.fault_words", "sim.calibrate",
+    "sim.cache_replay", "sim.cache_walk", "sim.exchanged_lookups", "sim.lookup_order", "sim.fault_search",
+    "sim.fault_words", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",
     "sim.reproduce.durations", "sim.reproduce.experiments", "sim.reproduce.keys", "sim.reproduce.measured",
     "sim.reproduce.identities", "sim.reproduce.kernels", "sim.reproduce.measures", "sim.reproduce.phone",
