@@ -7,7 +7,8 @@ that this machine stands for a slower one; *free* ones take what this machine ta
 A hop's source is what the link outside it brought, the RAM tier where that holds the variant, or else the store; its
 destination is the slot (link 0), the RAM tier's slot, or a buffer for the next hop. Where a link hands on early
 (cut-through), the next one waits for bytes that are not there yet. A payload may move more
-than a variant: the other experts of its layer, which are gone when they have come.
+than a variant: the other experts of its layer, which are gone when they have come. It may move less: some of an
+expert's neurons (`real.neurons`), of which then alone is computed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from real.dense_blocks import DenseBlocks
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import ExpertWork, SiteInputs, Weights
+from real.neurons import Arrivals
 from real.reading import (
     BufferedReader,
     Bytes,
@@ -59,8 +61,10 @@ class CpuDevice(ThreadedDevice):
         self._controller, self._store, self._engine = controller, weights.store, engine
         self._is_padded, self._is_live = engine.compute == "padded", False
         self._work_of = ExpertWork(weights, controller.geometry)
+        self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         largest = max(controller.geometry.variant_bytes)
-        self.slots = SlotMemory(controller.slots, controller.loader.staging_slots * largest + overflow_bytes)
+        outside_bytes = controller.loader.staging_slots * largest + overflow_bytes
+        self.slots = SlotMemory(controller.slots, outside_bytes, controller.keeps_slot)
         self.ram = None if controller.ram is None else SlotMemory(controller.ram)
         self.blocks = DenseBlocks(controller) if controller.loader.dense_slots else None
         self._refers = controller.loader.copies == "free"
@@ -106,7 +110,9 @@ class CpuDevice(ThreadedDevice):
 
     def serve(self, service: Service) -> None:
         link, number = service.link, service.number
-        self._base[service.row] = self._moved.setdefault((link, number), 0)
+        self._base[service.row] = self._moved.setdefault((link, number), service.there_bytes)
+        if self._store.header.resident is not None:
+            self.arrivals.begin(service.key, number, service.there_bytes, service.moved_bytes)
         if self.blocks is not None and self.blocks.has(service.key):
             self.blocks.place(service.key)
         elif link == 0:
@@ -114,7 +120,7 @@ class CpuDevice(ThreadedDevice):
         elif self.ram is not None and link == self._controller.route.ram_link:
             self.ram.place(service.key)
         elif (link, number) not in self._transit:
-            self._transit[link, number] = np.empty(service.moved_bytes, np.uint8)
+            self._transit[link, number] = np.empty(service.there_bytes + service.moved_bytes, np.uint8)
         super().serve(service)
 
     def _copy(self, service: Service, done: int, count: int) -> None:
@@ -193,7 +199,10 @@ class CpuDevice(ThreadedDevice):
         later, at = divmod(begin, size)
         expert = (g.expert_of(key) + later) % g.experts
         offset = self._store.header.offset(g.precision_of(key), g.site_of(key), expert)
-        return offset + at, min(count, size - at)
+        if later:
+            return offset + at, min(count, size - at)
+        at, count = self.arrivals.extent(key, at, min(count, size - at))
+        return offset + at, count
 
     def _offset(self, key: int) -> int:
         g = self._controller.geometry
@@ -230,7 +239,7 @@ class CpuDevice(ThreadedDevice):
         g, work = self._controller.geometry, self._work_of
         if key != TAIL and g.expert_of(key) < g.experts:
             blob = self._home_blob(key) if self._refers else self.slots.blob(key)
-            work.run(key, blob, work.rows(key, rows))
+            work.run(key, blob, work.rows(key, rows), None if self._refers else self.arrivals.held(key))
         elif not self._is_live and not self._is_padded:
             # In a live run the model has done it; where it is padded its time is all that counts.
             work.run_dense(-1 if key == TAIL else g.site_of(key), rows)
@@ -284,11 +293,13 @@ def _copy_all(sources: list[Bytes], targets: list[Bytes]) -> None:
 
 def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
-    loader = controller.loader
+    loader, name = controller.loader, type(controller.payload).__name__
     refused = {
-        f"payload {type(controller.payload).__name__} (parts of experts: what is computed is whole)":
-            controller.payload.active_share < 1,
-        f"payload {type(controller.payload).__name__} with a RAM tier (which holds single experts)":
+        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)":
+            controller.payload.active_share < 1 and store.header.resident is None,
+        f"payload {name} with a RAM tier (which holds whole experts)":
+            controller.payload.active_share < 1 and controller.ram is not None,
+        f"payload {name} with a RAM tier (which holds single experts)":
             isinstance(controller.payload, WholeLayer) and controller.ram is not None,
         f"loader.copies=free with engine.source={engine.source} (a reference needs memory: ram or mmap)":
             loader.copies == "free" and engine.source not in ("ram", "mmap"),

@@ -41,6 +41,7 @@ class Service:
     ``due_ns(b)`` is when b of its ``moved_bytes`` are through, counted from ``start_ns``. For the first ``latency_ns``
     it draws no bandwidth. ``head_ns`` is when the head is handed on, counted likewise (-1: never). ``chunk_bytes``:
     where it may be cut (0: nowhere). ``number`` and ``key`` are the transfer's; ``row`` counts the run's services.
+    ``there_bytes``: what a partial prefetch has brought before, which the transfer completes in the same slot.
     """
 
     row: int
@@ -54,6 +55,7 @@ class Service:
     latency_ns: int = 0
     head_ns: int = -1
     chunk_bytes: int = 0
+    there_bytes: int = 0
 
 
 class Listener(Protocol):

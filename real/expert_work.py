@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from real.experts_swap import ExpertForm, add_up, rows_of
+from real.experts_swap import ExpertForm, Tensors, add_up, rows_of
+from real.neurons import PAIRS, UP, Numbers, of_neurons
 from real.store import Store
 from sim.types import Geometry
 
@@ -50,6 +51,8 @@ class ExpertWork:
         self._inputs: SiteInputs | None = None
         self._outputs: dict[int, torch.Tensor] = {}
         self._dense: torch.Tensor | None = None
+        self.resident = weights.store.read_resident()
+        """What no slot holds of the experts, [distinct, bytes]."""
         draw = torch.Generator().manual_seed(0)
         self._noise = torch.randn(1, weights.hidden, generator=draw).to(weights.dtype)
 
@@ -70,13 +73,34 @@ class ExpertWork:
         return self._inputs.hidden[rows_of(self._inputs.ids, self._geometry.expert_of(key))[0]]
 
     @torch.no_grad()
-    def run(self, key: int, blob: torch.Tensor, rows: torch.Tensor) -> None:
-        """Compute an expert from a variant's bytes."""
-        g, weights = self._geometry, self.weights
-        tensors = weights.store.decode(g.precision_of(key), blob, weights.dtype)
-        output = weights.forms[g.site_of(key)].forward(tensors, rows)
+    def run(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None) -> None:
+        """Compute an expert from a variant's bytes; of an expert that has come in part, what these ``neurons`` make."""
+        output = self.output(key, blob, rows, neurons)
         if self._inputs is not None:
-            self._outputs[g.expert_of(key)] = output
+            self._outputs[self._geometry.expert_of(key)] = output
+
+    def output(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None) -> torch.Tensor:
+        """What an expert makes of rows [n, H]."""
+        return self._output(key, blob, rows, neurons, self.resident)
+
+    def _output(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None,
+                resident: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+        g, weights = self._geometry, self.weights
+        tensors: Tensors = weights.store.decode(g.precision_of(key), blob, weights.dtype)
+        form = weights.forms[g.site_of(key)]
+        if resident is not None:
+            pairs, up = tensors[PAIRS], self._up(key, resident)
+            if neurons is not None:
+                pairs, up = pairs[: len(neurons)], up[torch.from_numpy(neurons).to(up.device)]
+            tensors = of_neurons(form, pairs, up)
+        return form.forward(tensors, rows)
+
+    def _up(self, key: int, resident: torch.Tensor) -> torch.Tensor:
+        """An expert's up projection [I, H], from where it rests outside the slots."""
+        g, header = self._geometry, self.weights.store.header
+        assert header.resident is not None
+        blob = resident[header.number(g.site_of(key), g.expert_of(key))]
+        return header.resident.decode(blob, self.weights.dtype)[UP]
 
     @torch.no_grad()
     def run_dense(self, site: int, rows: int) -> None:

@@ -139,6 +139,7 @@ class Links:
             latency_ns=self._durations.latency_ns(link),
             head_ns=self._head_ns(link, transfer) if forwards else -1,
             chunk_bytes=0 if forwards else self._chunk_bytes,
+            there_bytes=0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
         )  # fmt: skip
         self._served[row] = (service, transfer)
         self._device.serve(service)

@@ -136,7 +136,7 @@ def open_store(request: Request, model: Model, folder: Path | None, forms: Seque
     name = f"{model.name}-{'stand_in-' if folder is None else ''}{'-'.join(precisions)}.experts"
     path = Path(request.engine.store_dir) / name
     if folder is None:
-        each = sum(variant.stride for variant in plan_store({}, forms, precisions).variants)
+        each = sum(part.stride for part in plan_store({}, forms, precisions).parts)
         distinct = max(1, (gib(request.engine.stand_in_gib) - ALIGNMENT) // each)
         total = min(distinct, model.sites * model.experts)
         stand_in: Any = forms

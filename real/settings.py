@@ -20,7 +20,8 @@ class Engine:
     ``source``: how the store is read (``ram``: it rests in memory; ``direct``: past the page cache; ``mmap``: by page
     faults). ``cold``: forget what the page cache holds of it before the run. ``stand_in_gib``: the most that a stand-in
     may take on disk. ``weights``: a checkpoint's folder, ``stand_in``, or None for the bundled model of that name, and
-    a stand-in where there is none.
+    a stand-in where there is none. ``gather_threads``, ``gather_columns``: how a GPU's loader gathers the neurons of a
+    partial move, so many at a time, each thread into buffers and a stream of its own.
     """
 
     links: str = "paced"
@@ -32,12 +33,16 @@ class Engine:
     stand_in_gib: float = 1.0
     dtype: str = "float32"
     patience_s: float = 30.0
+    gather_threads: int = 4
+    gather_columns: int = 50
 
     def __post_init__(self) -> None:
         for name, values in CHOICES.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"unknown engine.{name}={getattr(self, name)}; allowed: {', '.join(values)}")
         require_flag("engine.cold", self.cold)
+        for name in ("gather_threads", "gather_columns"):
+            require_number(f"engine.{name}", getattr(self, name), minimum=1, whole=True)
         for name in ("stand_in_gib", "patience_s"):
             require_number(f"engine.{name}", getattr(self, name))
             if not getattr(self, name) > 0:

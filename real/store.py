@@ -5,6 +5,9 @@ then id, each at a multiple of 4096 bytes, so that unbuffered reads may begin th
 tensors one after another: as they are for 16 and 32 bits, rounded by groups of a row for 8, 4 and 2 bits, scales and
 zeros included. The bytes that a slot holds and a load moves are the blob's.
 
+Experts that move neuron by neuron have two more parts (`real.neurons`): their pairs are the blob, and a region behind
+all others holds the up projections, which no slot holds.
+
 A *stand-in* has the blobs of a few experts only and uses them again and again, so that a model of any size fits a disk.
 """
 
@@ -15,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import torch
 
 from real.experts_swap import ExpertForm, Tensors
 from real.kernels.quantise import Layout, dequantise, quantise
+from real.neurons import PAIRS, PRECISION, UP, by_neuron
 from sim.types import Geometry
 
 MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
@@ -38,6 +42,8 @@ GROUPED = {
     "hqq2_g16": (2, 16),
 }
 """Bits, and weights of a row that share a scale and a zero in half precision."""
+RESIDENT = "hqq2_g64"
+"""How the up projections of experts that move neuron by neuron are stored (FloE section 3.2)."""
 TENSOR_ALIGNMENT = 16
 
 
@@ -123,9 +129,8 @@ def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozense
     Raise StoreError for a precision that has no stored form.
     """
     if precision not in RAW and precision not in GROUPED:
-        raise StoreError(
-            f"precision {precision} cannot be stored; a store holds {', '.join([*RAW, *GROUPED])}: choose another one"
-        )
+        known = ", ".join([*RAW, *GROUPED, PRECISION])
+        raise StoreError(f"precision {precision} cannot be stored; a store holds {known}: choose another one")
     bits, group = GROUPED.get(precision, (0, 0))
     tensors, begin = [], 0
     for name, values in like.items():
@@ -144,7 +149,8 @@ def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozense
 class StoreHeader:
     """``identity`` says what is stored: a store with another one is another model's. ``distinct``: experts that have
     blobs of their own, in order of site and id (all of them but in a stand-in). ``lossless``: by precision, whether
-    reading gives the model's own weights back. ``sha256`` is over the blobs, expert by expert, each by precision.
+    reading gives the model's own weights back. ``sha256`` is over the blobs, expert by expert, each by precision, the
+    ``resident`` part last (None: experts have none).
     """
 
     identity: Mapping[str, Any]
@@ -154,6 +160,7 @@ class StoreHeader:
     variants: tuple[Variant, ...]
     lossless: tuple[bool, ...] = ()
     sha256: str = "0" * 64
+    resident: Variant | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -161,22 +168,40 @@ class StoreHeader:
     @classmethod
     def from_json(cls, text: str) -> StoreHeader:
         plain = json.loads(text)
-        variants = tuple(
-            Variant(**{**v, "tensors": tuple(StoredTensor(**{**t, "shape": tuple(t["shape"])}) for t in v["tensors"])})
-            for v in plain.pop("variants")
-        )
-        return cls(**{**plain, "variants": variants, "lossless": tuple(plain["lossless"])})
+        variants = tuple(_variant_from(variant) for variant in plain.pop("variants"))
+        resident = plain.pop("resident", None)
+        return cls(**{**plain, "variants": variants, "lossless": tuple(plain["lossless"]),
+                      "resident": None if resident is None else _variant_from(resident)})  # fmt: skip
+
+    @property
+    def parts(self) -> tuple[Variant, ...]:
+        """All that is stored of an expert, in the file's order."""
+        return self.variants if self.resident is None else (*self.variants, self.resident)
+
+    @property
+    def neurons(self) -> int:
+        """Of an expert that moves neuron by neuron; any other is one piece."""
+        return 1 if self.resident is None else self.variants[0].tensors[0].shape[0]
 
     @property
     def num_bytes(self) -> int:
         """Of the whole file."""
-        last = self.variants[-1]
+        last = self.parts[-1]
         return last.begin + self.distinct * last.stride
+
+    def number(self, site: int, expert: int) -> int:
+        """Of an expert among those that have blobs of their own."""
+        return (site * self.experts + expert) % self.distinct
 
     def offset(self, precision: int, site: int, expert: int) -> int:
         """Where the blob of an expert begins in the file."""
-        variant = self.variants[precision]
-        return variant.begin + (site * self.experts + expert) % self.distinct * variant.stride
+        variant = self.parts[precision]
+        return variant.begin + self.number(site, expert) * variant.stride
+
+
+def _variant_from(plain: Mapping[str, Any]) -> Variant:
+    tensors = tuple(StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in plain["tensors"])
+    return Variant(**{**plain, "tensors": tensors})
 
 
 class Store:
@@ -210,13 +235,23 @@ class Store:
     def decode(self, precision: int, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         return self.header.variants[precision].decode(blob, dtype)
 
+    def read_resident(self) -> torch.Tensor | None:
+        """The bytes of the resident parts of all experts that have their own, uint8 [distinct, stride]."""
+        resident = self.header.resident
+        if resident is None:
+            return None
+        with self.path.open("rb") as stream:
+            stream.seek(resident.begin)
+            content = bytearray(stream.read(self.header.distinct * resident.stride))
+        return torch.frombuffer(content, dtype=torch.uint8).view(self.header.distinct, resident.stride)
+
     def verify(self) -> None:
         """Read all of it. Raise StoreError if its digest is not the header's."""
         digest = hashlib.sha256()
         with self.path.open("rb") as stream:
             for number in range(self.header.distinct):
                 site, expert = divmod(number, self.header.experts)
-                for precision, variant in enumerate(self.header.variants):
+                for precision, variant in enumerate(self.header.parts):
                     stream.seek(self.header.offset(precision, site, expert))
                     digest.update(stream.read(variant.num_bytes))
         if digest.hexdigest() != self.header.sha256:
@@ -256,8 +291,13 @@ def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[Exper
         return Store(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + f".part{os.getpid()}")
+
+    def parts_of(site: int, expert: int) -> Tensors:
+        found = tensors_of(site, expert)
+        return found if header.resident is None else by_neuron(forms[site], found)
+
     try:
-        _write(part, header, tensors_of, advance)
+        _write(part, header, parts_of, advance)
         os.replace(part, path)
     except OSError as error:
         raise StoreError(f"{path} cannot be written ({error.strerror}): it takes {header.num_bytes} bytes; make room, "
@@ -269,7 +309,7 @@ def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[Exper
 
 def _is_same(path: Path, header: StoreHeader) -> bool:
     found = read_header(path)
-    same = ("identity", "sites", "experts", "distinct", "variants")
+    same = ("identity", "sites", "experts", "distinct", "variants", "resident")
     one, other = json.loads(found.to_json()), json.loads(header.to_json())
     return all(one[name] == other[name] for name in same)
 
@@ -285,29 +325,45 @@ def plan_store(identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisi
             raise StoreError(f"{form.layer.name}: its experts are {own}, those of the first site {shapes}")
     experts = forms[0].layer.num_experts
     total = len(forms) * experts
+    variants, resident = _variants_of(forms[0], precisions)
     header = StoreHeader(
-        dict(identity), len(forms), experts, min(distinct or total, total),
-        tuple(variant_of(precision, like, forms[0].flipped) for precision in precisions), (True,) * len(precisions),
+        dict(identity), len(forms), experts, min(distinct or total, total), variants, (True,) * len(precisions),
+        resident=resident,
     )  # fmt: skip
     # The text has the same length whatever the offsets: they are told after it has been measured, with room to spare.
-    begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(precisions), ALIGNMENT)
-    variants = []
-    for variant in header.variants:
-        variants.append(Variant(variant.precision, variant.tensors, variant.num_bytes, begin))
-        begin += header.distinct * variant.stride
-    return StoreHeader(header.identity, header.sites, header.experts, header.distinct, tuple(variants), header.lossless)
+    begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
+    placed = []
+    for part in header.parts:
+        placed.append(replace(part, begin=begin))
+        begin += header.distinct * part.stride
+    count = len(precisions)
+    return replace(header, variants=tuple(placed[:count]), resident=placed[count] if placed[count:] else None)
+
+
+def _variants_of(form: ExpertForm, precisions: Sequence[str]) -> tuple[tuple[Variant, ...], Variant | None]:
+    """How experts are stored at each precision, and what of them is not among it."""
+    if PRECISION not in precisions:
+        return tuple(variant_of(precision, form.like, form.flipped) for precision in precisions), None
+    if len(precisions) > 1:
+        raise StoreError(f"precision {PRECISION} goes with no other one, got {', '.join(precisions)}")
+    try:
+        like = by_neuron(form, form.like)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
+    pairs = replace(variant_of("fp16", {PAIRS: like[PAIRS]}), precision=PRECISION)
+    return (pairs,), variant_of(RESIDENT, {UP: like[UP]})
 
 
 def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Tensors],
            advance: Callable[[int], None]) -> None:  # fmt: skip
-    digest, lossless = hashlib.sha256(), [True] * len(header.variants)
+    digest, lossless = hashlib.sha256(), [True] * len(header.parts)
     with path.open("wb") as stream:
         # Room is taken at once, so that a full disk is known of before the work.
         os.posix_fallocate(stream.fileno(), 0, header.num_bytes)
         for number in range(header.distinct):
             site, expert = divmod(number, header.experts)
             tensors = tensors_of(site, expert)
-            for precision, variant in enumerate(header.variants):
+            for precision, variant in enumerate(header.parts):
                 blob = variant.encode(tensors)
                 content: Any = blob.numpy()
                 digest.update(content)
@@ -315,8 +371,9 @@ def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Ten
                 stream.write(content)
                 lossless[precision] = lossless[precision] and _is_lossless(variant, blob, tensors)
             advance(number + 1)
-        final = StoreHeader(header.identity, header.sites, header.experts, header.distinct, header.variants,
-                            tuple(lossless), digest.hexdigest())  # fmt: skip
+        # An expert has lost what any of its parts has.
+        whole = lossless if header.resident is None else [all(lossless)]
+        final = replace(header, lossless=tuple(whole), sha256=digest.hexdigest())
         text = final.to_json().encode()
         stream.seek(0)
         stream.write(MAGIC + f"{len(text)}\n".encode() + text)

@@ -260,6 +260,10 @@ class Transfers:
         (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
         return transfer
 
+    def keeps_slot(self, key: int) -> bool:
+        """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""
+        return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
+
     def _begin_link(self, key: int) -> int:
         """The link on which the transfer of a key begins, looking it up in RAM."""
         if self.ram is not None and self.ram.look_up(key):

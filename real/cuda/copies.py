@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from real.cuda.arena import StagingRing
+from real.cuda.gather import Gatherer
 from real.cuda.runtime import Event, Runtime
 from real.cuda.slots import DeviceSlots, Slot
 
@@ -35,7 +36,18 @@ class Elsewhere:
     ring: StagingRing
 
 
-Source = Pinned | Elsewhere
+@dataclass(frozen=True)
+class Scattered:
+    """A variant of which some rows come, whole ones: ``pairs`` [I, row bytes] are all of them, in host memory, ``kept``
+    those that the slot is to hold, in its order.
+    """
+
+    gatherer: Gatherer
+    pairs: Tensor
+    kept: Tensor
+
+
+Source = Pinned | Elsewhere | Scattered
 
 
 class CopyEngine:
@@ -64,14 +76,21 @@ class CopyEngine:
         ``done`` of the service's bytes have been issued before; ``due_ns(done + n)`` is when n more are due, counted
         from ``begin()``. From a source elsewhere it returns when the last piece has been read.
         """
+        if isinstance(source, Scattered):
+            self._gather(slot, source, begin, count)
+            if due_ns is not None:
+                self._runtime.spin_until(self._clock, due_ns(done + count), self.stream)
+            return
         for at in range(begin, begin + count, self._piece_bytes):
             piece = min(self._piece_bytes, begin + count - at)
-            target = slot.memory[at : at + piece]
-            if isinstance(source, Pinned):
-                self._runtime.copy(target, source.memory[at : at + piece], self.stream)
-            else:
-                self._copy_by_way(target, source, at)
-            self.num_copies += 1
+            place = at
+            for target in slot.parts(at, piece):
+                if isinstance(source, Pinned):
+                    self._runtime.copy(target, source.memory[place : place + len(target)], self.stream)
+                else:
+                    self._copy_by_way(target, source, place)
+                place += len(target)
+                self.num_copies += 1
             done += piece
             if due_ns is not None:
                 self._runtime.spin_until(self._clock, due_ns(done), self.stream)
@@ -86,6 +105,15 @@ class CopyEngine:
         source.read(at, held)
         self._runtime.copy(target, held, self.stream)
         source.ring.give_back(buffer, self._event())
+
+    def _gather(self, slot: Slot, source: Scattered, begin: int, count: int) -> None:
+        """The rows that end within these bytes, by the gatherer's streams, for which this one waits."""
+        size = source.pairs.shape[1]
+        rows = slice(begin // size, (begin + count) // size)
+        target = slot.memory[: source.pairs.numel()].view(source.pairs.shape)[rows]
+        for end in source.gatherer.gather(source.pairs, source.kept[rows], target, [self._event()]):
+            self._runtime.wait(self.stream, end)
+        self.num_copies += 1
 
     def _event(self) -> Event:
         event = self._runtime.event()

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
-from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Source
+from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Scattered, Source
 from real.cuda.feeder import Feeder
+from real.cuda.gather import Gatherer, arena_bytes
 from real.cuda.host import HostRuntime
 from real.cuda.runtime import CudaRuntime, Runtime, Stream
 from real.cuda.segments import Segments, tables_bytes
@@ -33,6 +34,7 @@ from real.cuda.slots import DeviceSlots
 from real.cuda.work import DeviceWork, segments_of
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import SiteInputs, Weights
+from real.neurons import Arrivals
 from real.reading import BufferedReader, DirectReader, Reader
 from real.settings import Engine
 from real.store import Store
@@ -61,8 +63,11 @@ class CudaDevice(ThreadedDevice):
         self._is_padded, self._is_live = engine.compute == "padded", False
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
-        self.slots = DeviceSlots(runtime, controller.slots, spare)
+        self.slots = DeviceSlots(runtime, controller.slots, spare, controller.keeps_slot)
         self._weights = weights
+        self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
+        self._is_partial = controller.payload.active_share < 1
+        self._gatherers: list[Gatherer] = []
         self._uses_graphs = uses_graphs
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
@@ -130,6 +135,9 @@ class CudaDevice(ThreadedDevice):
         in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 else 0
         is_home = self._engine.source == "ram"
         staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
+        gathers = self._engine.gather_threads, self._engine.gather_columns, self.arrivals.pair_bytes(0)
+        if is_home and self._is_partial:
+            staging = engines[0] * arena_bytes(*gathers)
         self.arena = PinnedArena(
             self._runtime, ring_bytes(in_transit, largest) + staging + tables_bytes(1) + (size if is_home else 0)
         )
@@ -138,6 +146,8 @@ class CudaDevice(ThreadedDevice):
         if is_home:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
+            if self._is_partial:
+                self._gatherers = [Gatherer(self._runtime, self.arena, *gathers) for _ in range(engines[0])]
         else:
             self._rings = [
                 StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])
@@ -169,8 +179,11 @@ class CudaDevice(ThreadedDevice):
             self._finish(self.stream)
             for engine in self._engines:
                 engine.finish()
+            for gatherer in self._gatherers:
+                gatherer.close()
             # The garbage collector would take its time, and a next run needs the room.
             self._segments, self._content, self._rings, self._free_transit = None, None, [], []
+            self._gatherers = []
             self._transit.clear()
             self.slots.release()
             self.arena.close()
@@ -199,7 +212,7 @@ class CudaDevice(ThreadedDevice):
     def _own_works(self) -> dict[str, Callable[[], None]]:
         """A feeder, where services are whole, free and by themselves."""
         loader, is_alone = self._controller.loader, self._controller.route.engines == (1,)
-        if loader.in_flight < 2 or loader.chunk_bytes or self._is_paced or not is_alone:
+        if loader.in_flight < 2 or loader.chunk_bytes or self._is_paced or self._is_partial or not is_alone:
             return {}
         self._feeder = Feeder(
             self._runtime, self.slots, self._engines[0], partial(self._home, engine=0), self._news,
@@ -208,7 +221,9 @@ class CudaDevice(ThreadedDevice):
         return {"feeder": self._feeder.loop}
 
     def serve(self, service: Service) -> None:
-        self._base[service.row] = self._moved.setdefault((service.link, service.number), 0)
+        self._base[service.row] = self._moved.setdefault((service.link, service.number), service.there_bytes)
+        if self._is_partial:
+            self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
         if service.link == 0:
             self.slots.place(service.key)
         super().serve(service)
@@ -246,7 +261,8 @@ class CudaDevice(ThreadedDevice):
         if service.link == 0:
             engine, slot = self._engines[service.engine], self.slots.of(service.key)
             engine.begin(slot, is_paced=False)
-            engine.copy(slot, self._source(service, service.moved_bytes), self._base[service.row] + done, count)
+            begin = self._base[service.row] + done
+            engine.copy(slot, self._source(service, begin + count), begin, count)
             self._end(engine, service)
             return
         buffer = self._transit_of(service.number)
@@ -296,12 +312,21 @@ class CudaDevice(ThreadedDevice):
 
     def _home(self, key: int, engine: int) -> Source:
         """A variant where it rests."""
-        offset = self._offset(key)
+        offset, size = self._offset(key), self._bytes_of(key)
+        kept = self.arrivals.held(key)
         if self._content is not None:
-            return Pinned(self._content[offset : offset + self._bytes_of(key)])
+            whole = self._content[offset : offset + size]
+            if kept is None:
+                return Pinned(whole)
+            pairs = whole.view(-1, self.arrivals.pair_bytes(key))
+            return Scattered(self._gatherers[engine], pairs, torch.from_numpy(kept))
 
         def read(begin: int, into: Tensor) -> None:
-            self._reader().read(offset + begin, into.numpy())
+            done = 0
+            while done < len(into):
+                at, count = self.arrivals.extent(key, begin + done, len(into) - done)
+                self._reader().read(offset + at, into[done : done + count].numpy())
+                done += count
 
         return Elsewhere(read, self._rings[engine])
 
@@ -357,8 +382,13 @@ class CudaDevice(ThreadedDevice):
         if self._segments is not None and rows == 1 and not self._is_live:
             self._segments.run(g.precision_of(key), work.noise, [slot.index])
         else:
-            blob = slot.memory[: self._bytes_of(key)]
-            self._runtime.run(self.stream, lambda: work.run(key, blob, work.rows(key, rows)), reads=[blob])
+            pieces, neurons = list(slot.parts(0, self._bytes_of(key))), self.arrivals.held(key)
+
+            def run() -> None:
+                blob = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                work.run(key, blob, work.rows(key, rows), neurons)
+
+            self._runtime.run(self.stream, run, reads=pieces)
         self.slots.end_read(slot, self.stream)
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
@@ -404,13 +434,16 @@ def _open(store: Store, source: str, piece_bytes: int) -> Reader:
 
 def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
-    loader = controller.loader
+    loader, name = controller.loader, type(controller.payload).__name__
+    is_partial = controller.payload.active_share < 1
     refused = {
         "a managed RAM tier": controller.ram is not None,
         f"{controller.route.links} links": controller.route.links > 2,
         f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
-        f"payload {type(controller.payload).__name__} (partial moves, or more than one expert)":
-            not controller.payload.whole,
+        f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,
+        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)":
+            is_partial and store.header.resident is None,
+        f"payload {name} on {controller.route.links} links": is_partial and controller.route.links > 1,
         "loader.copies=free (no copy takes no time)": loader.copies == "free",
         "loader.write_back (weights are never copied back)": loader.write_back,
         "engine.source=mmap (page faults)": engine.source == "mmap",

@@ -12,7 +12,7 @@ from torch import Tensor
 from real.cuda.arena import PinnedArena
 from real.cuda.runtime import Runtime, Stream
 from real.cuda.segments import Segments, fused_expert
-from real.cuda.slots import DeviceSlots
+from real.cuda.slots import DeviceSlots, Grid
 from real.expert_work import ExpertWork, Weights
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.store import RAW, StoredTensor, Variant
@@ -30,6 +30,8 @@ class DeviceWork(ExpertWork):
         self.run_dense(-1, 1)
         assert self._dense is not None
         self._dense, self._noise = self._dense.to(like.device), self._noise.to(like.device)
+        self._resident_at_home = self.resident
+        self.resident = None if self.resident is None else self.resident.to(like.device)
         self._on_cpu: dict[int, Tensor] = {}
 
     @property
@@ -40,9 +42,7 @@ class DeviceWork(ExpertWork):
     @torch.no_grad()
     def run_on_cpu(self, key: int, blob: Tensor, rows: Tensor) -> None:
         """Compute an expert from host memory; ``join`` brings its output to the device. For another thread."""
-        g, weights = self._geometry, self.weights
-        tensors = weights.store.decode(g.precision_of(key), blob, weights.dtype)
-        self._on_cpu[g.expert_of(key)] = weights.forms[g.site_of(key)].forward(tensors, rows)
+        self._on_cpu[self._geometry.expert_of(key)] = self._output(key, blob, rows, None, self._resident_at_home)
 
     def join(self) -> None:
         """Bring what the CPU has computed for this site to the device; without inputs, forget it."""
@@ -54,19 +54,23 @@ class DeviceWork(ExpertWork):
 def segments_of(
     runtime: Runtime, stream: Stream, arena: PinnedArena, slots: DeviceSlots, pools: list[int], weights: Weights
 ) -> Segments | None:
-    """Graphs for one row of each precision, whose pool is ``pools[precision]``; None where a form has none."""
-    computes = []
+    """Graphs for one row of each precision, whose pool is ``pools[precision]``; None where a form, or a pool that mixes
+    sizes, has none."""
+    grids = [slots.pools[pool] for pool in pools]
+    computes, tensors = [], []
     for precision, variant in enumerate(weights.store.header.variants):
         found = {tensor.name: tensor for tensor in variant.tensors}
-        first = next((name for name in FIRST if name in found), None)
+        first, grid = next((name for name in FIRST if name in found), None), grids[precision]
         if first is None or set(found) != {first, "down_proj"} or any(t.flipped for t in variant.tensors):
             return None
-        pool = slots.tensors[pools[precision]]
+        if not isinstance(grid, Grid):
+            return None
+        pool = grid.tensor
+        tensors.append(pool)
         computes.append(fused_expert(
             matrices_of(pool, variant, first), matrices_of(pool, variant, "down_proj"),
             is_gated=first == "gate_up_proj",
         ))  # fmt: skip
-    tensors = [slots.tensors[pool] for pool in pools]
     return Segments(runtime, stream, arena, computes, tensors, weights.hidden, weights.dtype, 1)
 
 

@@ -219,11 +219,71 @@ def test_a_device_that_is_too_small_says_so() -> None:
         DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held())).allocate()
 
 
-def test_a_pool_that_could_hold_more_variants_than_slots_is_refused() -> None:
-    mixed = held()
+def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_what_lay_there() -> None:
+    """Keys of 992 and 400 B in 2000 B: what two large ones leave is little, what two small ones leave is in pieces."""
+    runtime, mixed = FakeRuntime(strict=True), held()
+    for key in (0, 4):
+        mixed.key_bytes[key] = 992
+    for key in (1, 3):
+        mixed.key_bytes[key] = 400
+    slots = DeviceSlots(runtime, cast(Slots, mixed))
+    slots.allocate()
+    assert runtime.allocated == slots.num_bytes == 2 * SIZE
+    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    arena = PinnedArena(runtime, 1 << 16)
+
+    def load(key: int) -> Tensor:
+        mixed.state[key] = RESIDENT
+        slot, stored = slots.place(key), arena.take(mixed.key_bytes[key])
+        stored.copy_(content(key)[: len(stored)])
+        engine.begin(slot, is_paced=False)
+        engine.copy(slot, Pinned(stored), 0, len(stored))
+        engine.end(slot)
+        slots.check()
+        return stored
+
+    def read(key: int, stored: Tensor) -> None:
+        slot = slots.of(key)
+        slots.begin_read(slot, compute)
+        seen = runtime.run(compute, lambda: torch.cat(slot.pieces), reads=slot.pieces)
+        slots.end_read(slot, compute)
+        assert torch.equal(seen, stored)
+
+    homes = {key: load(key) for key in (1, 0, 3)}
+    for key, stored in homes.items():
+        read(key, stored)
+    with pytest.raises(RuntimeError, match="pool 0 has no slot for"):
+        slots.place(4)
+    for key in (1, 3):
+        mixed.state[key] = ABSENT
+    read(4, load(4))
+    assert len(slots.of(4).pieces) > 1
+    read(0, homes[0])
+
+
+def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_found() -> None:
+    runtime, mixed = FakeRuntime(strict=True), held()
     mixed.key_bytes[1] = 400
-    with pytest.raises(ValueError, match=r"pool 0 mixes variants of 400 to 1000 B: .* 5 of the smallest"):
-        DeviceSlots(FakeRuntime(), cast(Slots, mixed))
+    slots = DeviceSlots(runtime, cast(Slots, mixed))
+    slots.allocate()
+    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    memory = PinnedArena(runtime, 1 << 16).take(SIZE)
+    for key in (0, 4):
+        mixed.state[key] = RESIDENT
+        slot = slots.place(key)
+        engine.begin(slot, is_paced=False)
+        engine.copy(slot, Pinned(memory), 0, SIZE)
+        engine.end(slot)
+        slots.begin_read(slot, compute)
+        runtime.run(compute, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
+        slots.end_read(slot, compute)
+        mixed.state[key] = ABSENT
+    mixed.state[1] = RESIDENT
+    slot = slots.place(1)
+    slot.readers.clear()
+    engine.begin(slot, is_paced=False)
+    with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
+        engine.copy(slot, Pinned(memory[:400]), 0, 400)
 
 
 def test_the_arena_gives_out_aligned_pieces_and_no_more_than_it_has() -> None:

@@ -68,10 +68,16 @@ def watch(device: CudaDevice) -> list[int]:
     def look(key: int, rows: int) -> None:
         size, offset = device._bytes_of(key), device._offset(key)
         stored = whole[offset : offset + size]
-        assert device.slots.of(key).memory[:size].numpy().tobytes() == stored, f"{key} holds other bytes"
+        held = device.arrivals.held(key)
+        if held is not None:
+            width = device.arrivals.pair_bytes(key)
+            stored = b"".join(stored[width * neuron : width * (neuron + 1)] for neuron in held)
+        slot = torch.cat(list(device.slots.of(key).parts(0, len(stored))))
+        assert slot.numpy().tobytes() == stored, f"{key} holds other bytes"
         seen.append(key)
         compute(key, rows)
-        device.slots.check()
+        with device.lock:
+            device.slots.check()
 
     device._compute_expert = look  # type: ignore[method-assign]
     return seen
@@ -103,6 +109,10 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
     "overrides",
     [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
      pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
+     ("system=floe", "payload.missed=fetched", "engine.gather_threads=2", "engine.gather_columns=5"),
+     pytest.param(("system=floe", "engine.source=direct"), marks=pytest.mark.thorough),
+     pytest.param(("system=floe", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
+     ("system=fate", "budget.resident_share=0.4"),
      ("system=load_on_demand", "loader.in_flight=2"), ("system=lru", "engine.source=direct"),
      pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough)],
     ids=" ".join,
@@ -121,7 +131,7 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert (device._feeder is not None) == ("loader.in_flight=2" in overrides)
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
     assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
-    assert not device.slots.tensors, "the slots are given back when the run has ended"
+    assert not device.slots.pools, "the slots are given back when the run has ended"
 
 
 def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:

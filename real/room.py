@@ -1,0 +1,113 @@
+"""Room for variants of several sizes in parts of one memory: which bytes are free, and which are whose.
+
+A variant takes free bytes of its own part in one piece, if there is one; else pieces of any part. What its holder has
+given up keeps its bytes until they are needed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+ALIGNMENT = 64
+Extent = tuple[int, int]
+"""Where a piece begins, and how long it is, in bytes."""
+
+
+class Room:
+    """``sizes`` of the parts, in bytes. ``is_gone(key)``: its holder has given it up; ``on_free(key, extents)`` is told
+    when its bytes are taken back.
+    """
+
+    def __init__(self, sizes: Sequence[int], is_gone: Callable[[int], bool],
+                 on_free: Callable[[int, list[Extent]], None] = lambda key, extents: None) -> None:  # fmt: skip
+        self._is_gone, self._on_free = is_gone, on_free
+        self.num_bytes = sum(sizes)
+        self._parts: list[Extent] = []
+        end = 0
+        for size in sizes:
+            # What begins aligned can be looked at as numbers; the gaps are no room.
+            begin = -(-end // ALIGNMENT) * ALIGNMENT if size else end
+            end = begin + size
+            self._parts.append((begin, end))
+        self.end = end
+        """How long the memory must be."""
+        self._free: list[Extent] = [(begin, end - begin) for begin, end in self._parts if end > begin]
+        self.extents: dict[int, list[Extent]] = {}
+        self.num_scattered = 0
+        """How often a variant found no room in one piece."""
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(length for _, length in self._free)
+
+    def place(self, key: int, size: int, part: int) -> bool:
+        """Find room for a key, if it has none; whether there is."""
+        if key in self.extents:
+            return True
+        found = self._take(size, part)
+        if found is None:
+            self._sweep()
+            found = self._take(size, part)
+        if found is not None:
+            self.extents[key] = found
+        return found is not None
+
+    def _take(self, size: int, part: int) -> list[Extent] | None:
+        begin, end = self._parts[part]
+        for is_near in (lambda at: begin <= at < end, lambda at: True):
+            fitting = [extent for extent in self._free if extent[1] >= size and is_near(extent[0])]
+            if fitting:
+                # The closest fit breaks nothing up that a larger variant needs.
+                return [self._cut(min(fitting, key=lambda extent: (extent[1], extent[0])), size)]
+        if self.free_bytes < size:
+            return None
+        if self._sweep():
+            return self._take(size, part)
+        self.num_scattered += 1
+        found = []
+        for extent in sorted(self._free, key=lambda extent: -extent[1]):
+            piece = self._cut(extent, min(size, extent[1]))
+            found.append(piece)
+            size -= piece[1]
+            if not size:
+                break
+        return found
+
+    def _cut(self, extent: Extent, size: int) -> Extent:
+        """Take ``size`` bytes off a free piece."""
+        at, length = extent
+        self._free.remove(extent)
+        if length > size:
+            insort(self._free, (at + size, length - size))
+        return at, size
+
+    def _sweep(self) -> bool:
+        """Take back the room of what is gone; whether there was any."""
+        gone = [key for key in self.extents if self._is_gone(key)]
+        for key in gone:
+            extents = self.extents.pop(key)
+            self._on_free(key, extents)
+            for extent in extents:
+                insort(self._free, extent)
+        if gone:
+            self._join()
+        return bool(gone)
+
+    def _join(self) -> None:
+        """Free pieces side by side, in one part, become one."""
+        borders = {begin for begin, _ in self._parts}
+        joined: list[Extent] = []
+        for at, length in self._free:
+            if joined and sum(joined[-1]) == at and at not in borders:
+                joined[-1] = joined[-1][0], joined[-1][1] + length
+            else:
+                joined.append((at, length))
+        self._free = joined
+
+    def check(self) -> None:
+        """Assert that no byte is in two places. For tests."""
+        pieces = sorted([*self._free, *(extent for extents in self.extents.values() for extent in extents)])
+        assert all(at + length <= after for (at, length), (after, _) in pairwise(pieces)), pieces
+        assert sum(length for _, length in pieces) == self.num_bytes
