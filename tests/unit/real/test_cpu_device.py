@@ -379,7 +379,7 @@ def test_a_loader_that_hangs_is_noticed_and_the_run_ends(prepare: Prepare, monke
     ("overrides", "why"),
     [
         (("system=floe", "precision=fp16", "payload=active_share", *FREE), "payload ActiveShare"),
-        pytest.param(("system=floe",), "precision floe cannot be stored", marks=THOROUGH),
+        (("system=floe", "hardware=rtx4090_nvme"), "payload ReusedChannels with a RAM tier"),
         pytest.param(("system=infinite_link", "engine.source=direct"), "a reference needs memory", marks=THOROUGH),
         (("system=sida", *FREE), "write_back with engine.links=free"),
         (("system=lru", "precision=mxfp4"), "precision mxfp4 cannot be stored"),
