@@ -16,7 +16,7 @@ from rich.console import Console
 from real.execute import measure, replay_driver
 from real.prepare import Prepared, Request, prepare_replay
 from real.suite.context import Cells, Context
-from real.suite.sizes import SIZES
+from real.suite.sizes import OWN_WORDS, SIZES
 from real.validation.cases import Plan, request_of
 from sim.record import Record
 
@@ -66,7 +66,7 @@ def _store(context: Context, system: str) -> dict[str, Any]:
 
 
 def _prepared(context: Context, system: str, share: float, *words: str) -> Prepared:
-    return prepare_replay(request_of((*words_of(context), *words), system, share))
+    return prepare_replay(request_of((*words_of(context), *OWN_WORDS.get(system, ()), *words), system, share))
 
 
 def copies(context: Context) -> None:

@@ -32,6 +32,10 @@ class Size:
     calibration: str = "full"
 
 
+OWN_WORDS = {"floe": ("payload=active_share_nominal",)}
+"""Of single systems: the first tokens of the bundled sequences are prompts', of which no active shares are recorded."""
+
+
 SHORT = ("workload=hobbit_16_128", "trace.max_sequences=1")
 SMALL_BENCH = Bench(
     shapes={"mixtral": (1408, 512), "qwen3": (192, 512)}, far_bytes=1 << 23, kept_shares=(0.1,),
