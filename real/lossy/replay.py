@@ -195,8 +195,14 @@ def measured(run: Run, record: Any) -> Result:
 
 
 def check_steps(run: Run) -> None:
-    """Raise ValueError unless the run's steps are those of one sequence at a time, prompts whole."""
+    """Raise ValueError unless the run's steps are of one sequence at a time, as long as recorded, prompts whole."""
     workload = run.workload
+    lengths = [name for name in ("prompt_tokens", "decode_tokens") if run.config["workload"].get(name) is not None]
+    if lengths:
+        raise ValueError(
+            f"workload.{' and workload.'.join(lengths)}: a text is read as long as it was recorded; leave lengths out, "
+            f"and choose fewer texts with trace.max_sequences"
+        )
     if workload.batching != "sequential" or workload.prefill_chunk is not None or workload.is_timed:
         raise ValueError(
             f"workload.batching={workload.batching}: a text is read by itself, its prompt in one step; choose "

@@ -18,8 +18,9 @@ from real.validation.constants import MeasuredDurations
 WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 
 
-def validate(folder: Path, *words: str, status: int = 0) -> dict[str, Any]:
-    arguments = ["systems=lru,hobbit", "budgets=0.25", "repeats=1", f"output_dir={folder}", *WORDS, *words]
+def validate(folder: Path, *words: str, status: int = 0, lengths: bool = True) -> dict[str, Any]:
+    own = WORDS if lengths else WORDS[:2]
+    arguments = ["systems=lru,hobbit", "budgets=0.25", "repeats=1", f"output_dir={folder}", *own, *words]
     assert main(arguments) == status
     found: dict[str, Any] = json.loads((folder / "validation.json").read_text())
     return found
@@ -130,6 +131,11 @@ def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
         (["systems=nonesuch", "budgets=0.5"], "nonesuch"),
         (["systems=lru", "budgets=0.5", "closed_loop=ajar"], "unknown closed_loop=ajar; known: teacher-forced"),
         (["systems=lru", "budgets=7", "device=null"], "resident_share"),
+        pytest.param(
+            ["systems=lru", "budgets=0.5", "device=null", "closed_loop=teacher-forced", "+workload.decode_tokens=4"],
+            "workload.decode_tokens: a text is read as long as it was recorded; leave lengths out",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is(
@@ -149,7 +155,8 @@ def test_other_words_go_into_the_configuration() -> None:
 
 @pytest.mark.thorough
 def test_the_closed_loop_shows_zero_for_what_loses_nothing_and_a_shift_for_what_does(tmp_path: Path) -> None:
-    rows = validate(tmp_path / "v", "closed_loop=teacher-forced", "engine.links=free")["closed_loop"]
+    words = ("closed_loop=teacher-forced", "engine.links=free")
+    rows = validate(tmp_path / "v", *words, lengths=False)["closed_loop"]
     assert [(row["system"], row["lossless"], row["is_zero"]) for row in rows] == [
         ("lru", True, True), ("hobbit", False, False),
     ]  # fmt: skip
