@@ -62,7 +62,7 @@ class Belady(Foreseeing):
         self._look_ahead(geometry.num_keys)
         self._orders: list[list[tuple[int, int]]] = [[] for _ in plan.capacity_bytes]
         self._held: set[int] = set()
-        self._key_bytes = [geometry.bytes_of(key) for key in range(geometry.num_keys)]
+        self._slot_bytes = geometry.slot_bytes
         self._free_bytes = list(plan.capacity_bytes)
         self._resident: set[int] = set()
         self._asked: set[int] = set()
@@ -74,12 +74,12 @@ class Belady(Foreseeing):
         if not self.bypass:
             return True
         pool = self._pool_of[key]
-        lacking = self._key_bytes[key] - self._free_bytes[pool]
+        lacking = self._slot_bytes[key] - self._free_bytes[pool]
         for again, victim in reversed(self._orders[pool]):
             if lacking <= 0 or (again, victim) <= (self._upcoming[key], key):
                 break
             if victim in self._resident and victim not in self._asked:
-                lacking -= self._key_bytes[victim]
+                lacking -= self._slot_bytes[victim]
         return lacking <= 0
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
@@ -97,14 +97,14 @@ class Belady(Foreseeing):
             self._hold(key)
         if self.bypass:
             self._resident.add(key)
-            self._free_bytes[self._pool_of[key]] -= self._key_bytes[key]
+            self._free_bytes[self._pool_of[key]] -= self._slot_bytes[key]
 
     def on_evict(self, key: int) -> None:
         if key in self._held:
             self._drop(key)
         if key in self._resident:
             self._resident.remove(key)
-            self._free_bytes[self._pool_of[key]] += self._key_bytes[key]
+            self._free_bytes[self._pool_of[key]] += self._slot_bytes[key]
 
     def _hold(self, key: int) -> None:
         self._held.add(key)
@@ -137,8 +137,8 @@ class CostAwareBelady(Foreseeing, Scored):
         self._look_ahead(geometry.num_keys)
         self._next = np.asarray(self._upcoming, np.float64)
         self._next[self._next == NEVER] = np.inf
-        size = np.asarray([geometry.bytes_of(key) for key in range(geometry.num_keys)], np.float64)
-        self._worth = (self.overhead_bytes + size) / size
+        moved, room = (np.asarray(sizes, np.float64) for sizes in (geometry.key_bytes, geometry.slot_bytes))
+        self._worth = (self.overhead_bytes + moved) / room
         self._later = -np.arange(geometry.num_keys)
         self._starts = np.cumsum([0, *(len(keys) for keys in self._schedule)]).tolist()
         self._now = -1

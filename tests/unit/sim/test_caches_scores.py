@@ -157,6 +157,11 @@ def test_a_count_halves_with_each_step() -> None:
     assert order(policy) == [3, 0, 1, 2]
     ask(policy, 0, at=gate(step=4))
     assert order(policy) == [3, 1, 2, 0]
+    # Two steps later 3 asks of 1 are worth 3/4, less than one of 3.
+    policy = begin(DecayedLFU(0.5, **COLD), 1, 3)
+    for step, key in ((0, 1), (0, 1), (0, 1), (2, 3)):
+        ask(policy, key, at=gate(step=step))
+    assert order(policy) == [1, 3]
 
 
 def test_equal_decayed_counts_go_least_recent_first() -> None:
