@@ -7,7 +7,8 @@ over sequences. Any other word is an override of ``python -m sim``.
 
 ``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured from. ``prompts``: a file
 or bundled set, captured first, into ``output_dir``. ``quantiser=groups|channels`` with ``group=64`` makes the integers.
-``dtype``, ``device``, ``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts.
+``dtype``, ``device``, ``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts, on so
+many documents as ``limit`` says; ``task_dir``: a folder with tasks of one's own.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from capture.discover import CaptureError
 from capture.settings import SettingError, parse_settings
 from real.experts_swap import SwapError
 from real.lossy.assess import LOOPS, Assessment, Loop, Weights, identity, sequence_frame
-from real.lossy.harness import harness_scores, require_harness
+from real.lossy.harness import Tasks, harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
 from sim.outputs import check_writable
 from sim.pareto import label_of
 from sim.trace import TraceError
 
-OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks", "limit")
+OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks",
+       "task_dir", "limit")  # fmt: skip
 OUTPUT_DIR = "outputs/quality"
 WRONG_INPUT = (ValueError, OSError, HydraException, OmegaConfBaseException, CaptureError, SettingError, TraceError,
                SwapError)  # fmt: skip
@@ -54,8 +56,7 @@ class Request:
     loops: tuple[str, ...]
     prompts: str | None
     output_dir: Path
-    tasks: tuple[str, ...]
-    limit: int | None
+    tasks: Tasks | None
 
 
 def request_of(words: Sequence[str]) -> Request:
@@ -81,8 +82,19 @@ def request_of(words: Sequence[str]) -> Request:
                       _whole(own, "threads", 0))  # fmt: skip
     scheme = Scheme(own.get("quantiser", "groups"), _whole(own, "group", 64))
     return Request(tuple(overrides), weights, scheme, LOOPS if loop == "both" else (loop,), own.get("prompts"),
-                   Path(own.get("output_dir", OUTPUT_DIR)), tuple(own.get("tasks", "").split(",")) if "tasks" in own
-                   else (), _whole(own, "limit", 0) or None)  # fmt: skip
+                   Path(own.get("output_dir", OUTPUT_DIR)), _tasks(own))  # fmt: skip
+
+
+def _tasks(own: dict[str, str]) -> Tasks | None:
+    """What the harness is to do, if anything."""
+    if "tasks" not in own:
+        if alone := [key for key in ("task_dir", "limit") if key in own]:
+            raise ValueError(f"{alone[0]}={own[alone[0]]} is for the harness: say which tasks=a,b")
+        return None
+    directory = Path(own["task_dir"]) if "task_dir" in own else None
+    if directory is not None and not directory.is_dir():
+        raise ValueError(f"task_dir={directory} is no folder; give the one that the tasks' yaml files are in")
+    return Tasks(tuple(own["tasks"].split(",")), directory, _whole(own, "limit", 0) or None)
 
 
 def _whole(own: dict[str, str], key: str, default: int) -> int:
@@ -188,8 +200,8 @@ def main(words: Sequence[str]) -> int:
         is_made = not request.output_dir.exists()
         check_writable(request.output_dir)
         if request.tasks:
-            Console().print_json(data=harness_scores(request.overrides, request.weights, request.scheme, request.tasks,
-                                                     request.limit))  # fmt: skip
+            Console().print_json(data=harness_scores(request.overrides, request.weights, request.scheme,
+                                                     request.tasks))  # fmt: skip
             return 0
         loops, what, assessment = assess(request, console)
         write(request.output_dir, loops, what, assessment)

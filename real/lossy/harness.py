@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from real.lossy.replay import Subject
 from real.lossy.variants import Scheme, Variants
 from sim.choices import need_order
 from sim.policies.base import PrecisionSelector
+from sim.policies.payloads import ActiveShare
 from sim.policies.row_forecast import RowForecast
 
 
@@ -72,17 +75,37 @@ class AsWanted:
         return Served(ids, weights, torch.from_numpy(codes).to(ids.device))
 
 
-def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Sequence[str],
-                   limit: int | None = None) -> dict[str, Any]:  # fmt: skip
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks by name, of the harness or of ``directory``; ``limit``: documents of each, None for all."""
+
+    names: tuple[str, ...]
+    directory: Path | None = None
+    limit: int | None = None
+
+
+def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Tasks) -> dict[str, Any]:
     """The harness's results of the full-precision model and of the lossy one, by ``full`` and ``lossy``.
 
-    Raise ValueError where the harness is missing or the system's payload is sparse.
+    Raise ValueError where the harness is missing, knows no such task, or the system's payload is sparse.
     """
     require_harness()
     import lm_eval
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
+    known = TaskManager(include_path=None if tasks.directory is None else str(tasks.directory))
+    if unknown := [name for name in tasks.names if name not in known.all_tasks]:
+        raise ValueError(
+            f"tasks={','.join(unknown)}: the harness has no such task (lm-eval ls tasks names them); one of your own "
+            f"is a yaml file in task_dir=DIR"
+        )
     run = built(overrides)
+    if isinstance(run.controller.payload, ActiveShare):
+        raise ValueError(
+            f"{run.system} leaves out channels of decoded tokens only, and the harness reads whole texts: it would "
+            f"show nothing of that; leave tasks= out, and the texts of the trace are decoded"
+        )
     model = weights.load(run.trace.header)
     subject = Subject(model, run.trace, [run.workload.sequences[0].sequence])
     tokenizer = load_tokenizer(Settings(model=model.config._name_or_path, prompts=None, output_dir=None))  # type: ignore[arg-type]
@@ -93,7 +116,8 @@ def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, t
         decide = AsWanted(run.controller.selector, run.model.experts)
         compute = mixing(Variants(subject.forms, ("fp32",)), _all_full) if name == "full" else mixing(variants, decide)
         with swapped_experts(model, compute, subject.forms):
-            answer = lm_eval.simple_evaluate(model=language_model, tasks=list(tasks), limit=limit)
+            answer = lm_eval.simple_evaluate(model=language_model, tasks=list(tasks.names), limit=tasks.limit,
+                                             task_manager=known)  # fmt: skip
         found[name] = answer["results"]
     return found
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -68,9 +67,9 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
             # Of two words about one group the later holds.
             choices[key] = word or f"{key}={value}"
     composed, chosen = _compose(tuple(choices.values()))
-    config = deepcopy(composed)
+    config = composed
     for key, value in settings.items():
-        _set(config, key, deepcopy(value))
+        config = _with(config, key.split("."), value)
     axes = {**dict(values), **{key: value for key, value, _ in map(_taken_apart, words)}}
     axes |= {key: value for key, value, _ in map(_taken_apart, plan.last) if key in axes}
     system, sha256 = system_name(chosen, told), _trace_sha256(config["trace"].get("path"))
@@ -137,18 +136,21 @@ def _is_group(key: str) -> bool:
     return (CONF / key.split("@")[0]).is_dir()
 
 
-def _set(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set a value that is there. Raise ValueError for a key that is not, with the nearest."""
-    *path, last = key.split(".")
-    node: Any = config
-    for depth, name in enumerate(path):
-        node = _child(node, name, path[:depth], key)
-    old = _child(node, last, path, key)
-    if isinstance(value, dict) and isinstance(old, dict):
-        for name, inner in value.items():
-            _set(config, f"{key}.{name}", inner)
-    else:
-        node[last] = value
+def _with(node: Any, names: Sequence[str], value: Any, depth: int = 0) -> dict[str, Any]:
+    """The section with a value set that is there; sections that it does not lie in are shared, not copied.
+
+    Raise ValueError for a key that is not there, with the nearest.
+    """
+    name, key = names[depth], ".".join(names)
+    old = _child(node, name, names[:depth], key)
+    if depth + 1 < len(names):
+        return {**node, name: _with(old, names, value, depth + 1)}
+    if not (isinstance(value, dict) and isinstance(old, dict)):
+        return {**node, name: value}
+    found: dict[str, Any] = node
+    for inner, its in value.items():
+        found = _with(found, (*names, str(inner)), its, depth)
+    return found
 
 
 def _child(node: Any, name: str, path: Iterable[str], key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -84,7 +85,7 @@ def test_what_is_recorded_never_runs_twice_but_for_a_retry_of_what_went_wrong(tm
 
 def run_study(study: Path, place: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "sim.study", f"name={study}", "workers=1", f"output_dir={place}", *words],
+        [sys.executable, "-m", "sim.study", f"name={study}", f"output_dir={place}", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -97,24 +98,28 @@ def write_study(folder: Path, cells: int) -> Path:
 
 
 def recorded(place: Path) -> int:
-    """Cells in parts and in the journal, as they stand."""
+    """Cells in parts and in the journal, as they stand: while a part appears, its cells are in both."""
     journal = place / "journal.jsonl"
-    lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
-    return lines + sum(len(pl.read_parquet(part)) for part in place.glob("cells/part-*.parquet"))
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    keys = {json.loads(line)["key"] for line in lines}
+    return len(keys.union(*(pl.read_parquet(part)["key"].to_list() for part in place.glob("cells/part-*.parquet"))))
 
 
-def kill_and_resume(folder: Path, cells: int, how: signal.Signals, kill_at: int) -> None:
-    study = write_study(folder, cells)
-    whole, broken = folder / "whole", folder / "broken"
-    process = run_study(study, broken)
-    while process.poll() is None and recorded(broken) < kill_at:
-        time.sleep(0.01)
-    process.send_signal(how)
-    process.communicate(timeout=30)
-    before = recorded(broken)
-    assert kill_at <= before < cells, "it was to be stopped in the middle"
-    resumed = run_study(study, broken)
-    out, told = resumed.communicate(timeout=60)
+def kill_and_resume(folder: Path, cells: int, how: signal.Signals, moments: Sequence[int], workers: int = 1) -> None:
+    """Stop a study each time that so many cells are recorded, go on, and compare with one that was not stopped."""
+    study, whole, broken = write_study(folder, cells), folder / "whole", folder / "broken"
+    before = 0
+    for moment in sorted(moments):
+        process = run_study(study, broken, f"workers={workers}")
+        while process.poll() is None and recorded(broken) < moment:
+            time.sleep(0.01)
+        process.send_signal(how)
+        process.communicate(timeout=30)
+        assert before <= recorded(broken), "what is recorded stays"
+        before = recorded(broken)
+    assert moment <= before < cells, "it was to be stopped in the middle"
+    resumed = run_study(study, broken, f"workers={workers}")
+    out, told = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, told
     assert f"{before} of {cells} cells are recorded already" in told
     assert f"{cells} cells, {cells} done" in out
@@ -123,13 +128,18 @@ def kill_and_resume(folder: Path, cells: int, how: signal.Signals, kill_at: int)
 
 
 def test_a_study_killed_at_a_random_moment_goes_on_to_the_dataset_of_one_that_was_not(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, 12, signal.SIGKILL, random.randint(1, 6))
+    kill_and_resume(tmp_path, 12, signal.SIGKILL, [random.randint(1, 6)])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * 3)
 def test_a_study_stopped_in_any_way_at_any_moment_goes_on(tmp_path: Path, how: signal.Signals) -> None:
-    kill_and_resume(tmp_path, 24, how, random.randint(1, 16))
+    kill_and_resume(tmp_path, 24, how, [random.randint(1, 16)])
+
+
+@pytest.mark.thorough
+def test_five_hundred_configurations_killed_three_times_are_the_dataset_of_those_that_were_not(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, 500, signal.SIGKILL, random.sample(range(1, 440), 3), workers=2)
 
 
 def die_at_a_quarter(study: str, cell: Cell, output_dir: str) -> Row:

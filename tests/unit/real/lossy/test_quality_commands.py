@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from real.closed_loop import main as closed_main
 from real.lossy.harness import AsWanted
@@ -105,6 +107,8 @@ def test_wrong_words_for_a_fit_are_refused(words: list[str], told: str, tmp_path
     (["system=lru", "workload=static_4"], "choose workload=sequential"),
     (["system=lru", "weights=capture/assets/tiny_qwen2moe"], "was captured from"),
     (["weights="], "give weights=VALUE, once"),
+    (["limit=3"], "limit=3 is for the harness: say which tasks=a,b"),
+    (["tasks=mine", "task_dir=nowhere"], "task_dir=nowhere is no folder"),
 ])  # fmt: skip
 def test_wrong_words_for_quality_are_refused_and_leave_nothing(words: list[str], told: str, tmp_path: Path,
                                                               capsys: Any) -> None:  # fmt: skip
@@ -123,6 +127,46 @@ def test_the_harness_is_refused_by_name_where_it_is_missing(
     assert quality_main(["system=hobbit", "tasks=arc_easy", f"output_dir={tmp_path / 'out'}"]) == 2
     assert "needs lm-evaluation-harness, which is not installed" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+TASK = """task: read_on
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: bits_per_byte}]
+"""
+TEXTS = ("The river was low that summer, and the boats lay on the sand.", "She asked the old man what he had seen.")
+
+
+@pytest.mark.thorough
+def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(tmp_path: Path, capsys: Any,
+                                                                        mixtral: Any) -> None:  # fmt: skip
+    """Bits a byte at full precision are those of a plain pass of the model over the task's texts."""
+    pytest.importorskip("lm_eval")
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "read_on.yaml").write_text(TASK.replace("FILE", str(tmp_path / "texts.jsonl")))
+    words = ["tasks=read_on", f"task_dir={tmp_path}", f"output_dir={tmp_path / 'out'}"]
+    assert quality_main(["system=hobbit", "precision=hobbit_int8", *words]) == 0
+    scores = {
+        name: found["read_on"]["bits_per_byte,none"] for name, found in json.loads(capsys.readouterr().out).items()
+    }
+    nats = 0.0
+    tokenizer = AutoTokenizer.from_pretrained("capture/assets/tiny_mixtral")
+    for text in TEXTS:
+        tokens = tokenizer(text)["input_ids"]
+        with torch.no_grad():
+            logits = mixtral(torch.tensor([[tokenizer.eos_token_id, *tokens]])).logits[0, :-1]
+        nats += float(torch.nn.functional.cross_entropy(logits.float(), torch.tensor(tokens), reduction="sum"))
+    expected = nats / math.log(2) / sum(len(text.encode()) for text in TEXTS)
+    assert scores["full"] == pytest.approx(expected, rel=1e-5)
+    assert scores["lossy"] != scores["full"]
+    assert quality_main(["system=hobbit", "tasks=read_of", *words[1:]]) == 2
+    assert "tasks=read_of: the harness has no such task" in capsys.readouterr().err
+    assert quality_main(["system=floe", *words]) == 2
+    assert "leaves out channels of decoded tokens only" in capsys.readouterr().err
 
 
 def test_without_a_cache_every_row_gets_what_its_selector_wants() -> None:
