@@ -33,7 +33,7 @@ from real.lossy.loss import Estimate
 from real.quality import WRONG_INPUT, Request, request_of
 from sim.outputs import check_writable
 
-SYSTEMS = ("lru", "hobbit", "edgemoe", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
+SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
 OUTPUT_DIR = "outputs/closed_loop"
 WIDTH = 132
 
