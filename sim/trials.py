@@ -86,4 +86,4 @@ def _key(words: Sequence[str]) -> str:
 @lru_cache(maxsize=2)
 def _trace(path: str) -> Trace:
     """A trace with all that any part may need of it."""
-    return load_trace(path, lookahead_sites=1, active_shares=True)
+    return load_trace(path, lookahead_sites=1, active_shares=True, logits=True)
