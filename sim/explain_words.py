@@ -66,9 +66,13 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
     before = [stay for stay in run.stays_of(key) if stay.came is None or stay.came.tick < tick]
     if row["outcome"] in ARRIVED:
         return [_came(run, names, before[-1], row)] if before else []
+    on_its_way = row["outcome"] in ("late", "promoted")
+    last = before[-1] if before else Stay(None, None)
+    if last.came is not None and last.gone is None and last.came.end_ns <= row["gate_ns"] and not on_its_way:
+        return [_not_kept(run, names, last.came)]
     past = [stay for stay in before if stay.gone is not None]
     if not past:
-        if row["outcome"] in ("late", "promoted") or before:
+        if on_its_way or before:
             return []
         return [
             f"{_capital(names.key(key))} had never been there: it was not resident at the start, and nothing moved it."
@@ -76,6 +80,16 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
     stay = past[-1]
     assert stay.gone is not None
     return [f"{_last_there(run, names, key, stay, tick)} {_evicted(run, names, key, stay.gone)}"]
+
+
+def _not_kept(run: RunLog, names: Names, move: Move) -> str:
+    """What came, is not there, and was not evicted: it was in staging."""
+    came = f"{_capital(names.key(move.key))} had last come by a {move.kind} issued after {names.gate(move.tick)}"
+    if move.kind == "prefetch" and move.outcome not in ("used", "late"):
+        return f"{came}, into staging, and left it unused."
+    is_whole = run.mechanism("payload").startswith("Whole")
+    why = f"{run.mechanism('cache')} did not keep it" if is_whole else "what had been moved of it was for that gate"
+    return f"{came}, and was served from staging: {why}."
 
 
 def _capital(text: str) -> str:

@@ -53,10 +53,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Found:
-    """Explanations, fewest possible batches first; whether all were tried that would have been."""
+    """Explanations, fewest possible batches first; whether all were tried that would have been; and how many experts
+    more were there, and not asked for since, so that any of them may have gone too soon."""
 
     explanations: tuple[Explanation, ...]
     is_complete: bool
+    untried: int = 0
 
 
 class _Spent(Exception):
@@ -77,6 +79,7 @@ class FaultSearch:
             for key in keys:
                 self._asked.setdefault(key, []).append(tick)
         self._gone: dict[int, list[int]] = {}
+        self._untried = 0
         for tick, key in walk.evictions:
             self._gone.setdefault(key, []).append(tick)
 
@@ -103,8 +106,8 @@ class FaultSearch:
                     if explanation not in found:
                         found.append(explanation)
         except _Spent:
-            return Found(_sorted(found), False)
-        return Found(_sorted(found), True)
+            return Found(_sorted(found), False, self._untried)
+        return Found(_sorted(found), True, self._untried)
 
     def _flag_alone(self) -> bool:
         """One expert's flags in one batch are all that is wrong, and what was read for it does not bear them out."""
@@ -217,6 +220,7 @@ class FaultSearch:
                 faults = [Fault(VICTIM, tick, key, other) for tick, other in self._walk.evictions
                           if last[key] < tick <= end]  # fmt: skip
                 if span := self._span(faults):
+                    self._untried = max(self._untried, len(there) - UNSEEN)
                     yield Explanation(VICTIM, *span, last[key], kept.tick)
 
     def _pinned(self) -> Iterator[Explanation]:

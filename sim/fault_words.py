@@ -47,6 +47,9 @@ def tell_faults(walk: CacheWalk, found: Found) -> Iterator[str]:
         yield f"each of {len(found.explanations)} faults explains every flag; this log cannot tell them apart:"
     for explanation in found.explanations:
         yield f"  {tell(walk, explanation)}"
+    if found.untried:
+        yield (f"{found.untried} more experts were there and not asked for since: that any of them went too soon shows "
+               "nowhere else, and was not tried")  # fmt: skip
     if not found.is_complete:
         yield "not every fault was tried: the search has a limit"
 

@@ -1,11 +1,14 @@
 """How often `sim.check` finds what is wrong in a phone's log: of faulty engines, and of logs whose text was altered.
 
-``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000]``
+``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000] [ties=20]``
 
 Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same command, and more logs
 are added to those that are there. The table is printed at the end (with the counts that are there, also on Ctrl-C).
 Logs are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is
 kept as such, and the next seed is drawn. What is counted is defined in docs/check.md.
+
+``ties``: of so many engines whose fault is not decidable, how many of `DROPPED` other experts leave the very same
+flags, each, if it is dropped in the batch of the fault: by plain Python alone.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from altered_phone import ALTERATIONS, BUDGET, CONTRACT, ROUTES, Altered, first_steps
-from faulty_phone import TOLD_AS, Course, course, draw_case, is_told
+from faulty_phone import TOLD_AS, Course, Wrong, course, draw_case, is_told
 from rich.console import Console
 from rich.progress import track
 
@@ -32,6 +35,8 @@ from sim.residency_log import ResidencyLog, read_log
 
 DECODED = 24
 """Decoded tokens of each log, after the prompt."""
+DROPPED = 100
+"""Experts that were there, drawn from all of them, of which each is dropped instead."""
 TEXTS = {alter.__name__: alter for alter in ALTERATIONS}
 Record = dict[str, Any]
 
@@ -120,6 +125,25 @@ def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record
     }  # fmt: skip
 
 
+def of_ties(kind: str, seed: int, right: Course, log: ResidencyLog) -> Record:
+    """How many of some other experts that were there would leave the same flags, were they dropped instead."""
+    case = draw_case(kind, seed, right, log, BUDGET)
+    assert case is not None
+    batch, flags = case.wrong.batch, case.log.resident.tolist()
+    held = [key for key in right.held[batch] if key != case.wrong.key]
+    some = np.random.default_rng(seed).choice(len(held), DROPPED, replace=False).tolist()
+    alike = sum(course(log, BUDGET, Wrong("not admitted", batch, held[place])).flags == flags for place in some)
+    return {"shows": True, "alike": alike, "held": len(held)}
+
+
+def undecidable(done: list[Record], number: int) -> list[tuple[str, str, int]]:
+    """The first of them that have no ties counted."""
+    found = [("ties", one["kind"], one["seed"]) for one in done
+             if one["what"] == "engine" and one["shows"] and not one["decidable"]]  # fmt: skip
+    counted = {("ties", one["kind"], one["seed"]) for one in done if one["what"] == "ties"}
+    return [one for one in found[:number] if one not in counted]
+
+
 def read(path: Path) -> list[Record]:
     """The logs that are done; a line that a kill cut short is cut off the file."""
     if not path.exists():
@@ -148,39 +172,58 @@ def wanted(done: list[Record], engines: int, texts: int) -> Iterator[tuple[str, 
             yield what, kind, next(seed for seed in seeds[what, kind] if seed not in tried)
 
 
-def share(records: list[Record], name: str) -> str:
-    return f"{sum(bool(one[name]) for one in records)}"
+def cells(*values: object) -> str:
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def number(records: list[Record], name: str) -> int:
+    return sum(bool(one[name]) for one in records)
 
 
 def table(done: list[Record]) -> Iterator[str]:
     """The counts, kind by kind and in all."""
-    yield "engine's fault | logs | first deviation told | decidable | of these told | of all told | alone | seeds"
-    rows = [(kind, [one for one in done if one["what"] == "engine" and one["kind"] == kind]) for kind in TOLD_AS]
-    for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
+    yield cells("engine's fault", "logs", "first deviation", "decidable", "told of these", "told of all", "seeds")
+    yield cells(*["---"] * 7)
+    for kind, mine in by_kind(done, "engine", list(TOLD_AS)):
         shown = [one for one in mine if one["shows"]]
         decidable = [one for one in shown if one["decidable"]]
-        yield " | ".join(map(str, (
-            kind, len(shown), share(shown, "first"), len(decidable), share(decidable, "told"), share(shown, "told"),
-            sum(one["told"] and one["explanations"] == 1 for one in shown),
-            f"{len(mine)} drawn",
-        )))  # fmt: skip
-    yield ("text altered | logs | first deviation told | alteration told | its lookup told | as one of 1 | 2 to 10 | "
-           "11 to 100 | more | seeds")  # fmt: skip
-    rows = [(kind, [one for one in done if one["what"] == "text" and one["kind"] == kind]) for kind in TEXTS]
-    for kind, mine in [*rows, ("all", [one for _, records in rows for one in records])]:
+        yield cells(kind, len(shown), number(shown, "first"), len(decidable), number(decidable, "told"),
+                    number(shown, "told"), len(mine))  # fmt: skip
+    yield ""
+    yield cells("text altered", "logs", "first deviation", "localised", "as the only one", "one of 2 to 10",
+                "11 to 100", "more", "one guess", "seeds")  # fmt: skip
+    yield cells(*["---"] * 10)
+    for kind, mine in by_kind(done, "text", list(TEXTS)):
         shown = [one for one in mine if one["shows"]]
-        told = [one for one in shown if one["told"]]
-        spans = [sum(low <= one["alike"] <= high for one in told)
-                 for low, high in ((0, 1), (2, 10), (11, 100), (101, 10**9))]  # fmt: skip
-        yield " | ".join(map(str, (
-            kind, len(shown), share(shown, "first"), len(told), share(shown, "lookup"), *spans, f"{len(mine)} drawn",
-        )))  # fmt: skip
+        told = [max(one["alike"], 1) for one in shown if one["told"]]
+        spans = [sum(low <= alike <= high for alike in told)
+                 for low, high in ((1, 1), (2, 10), (11, 100), (101, 10**9))]  # fmt: skip
+        guess = f"{100 * sum(1 / alike for alike in told) / len(shown):.1f} %" if shown else ""
+        yield cells(kind, len(shown), number(shown, "first"), len(told), *spans, guess, len(mine))
+
+
+def by_kind(done: list[Record], what: str, kinds: list[str]) -> list[tuple[str, list[Record]]]:
+    """The records of each kind, and of all."""
+    rows = [(kind, [one for one in done if (one["what"], one["kind"]) == (what, kind)]) for kind in kinds]
+    return [*rows, ("all", [one for _, records in rows for one in records])]
+
+
+def tie_table(done: list[Record]) -> Iterator[str]:
+    """Of faults that are not decidable, how many of `DROPPED` experts would do as well."""
+    mine = sorted((one for one in done if one["what"] == "ties"), key=lambda one: (one["kind"], one["seed"]))
+    if mine:
+        yield ""
+        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} dropped instead, alike")
+        yield cells(*["---"] * 4)
+    for one in mine:
+        yield cells(one["kind"], one["seed"], one["held"], one["alike"])
 
 
 def main(arguments: list[str]) -> int:
     """Do what is left and print the table."""
-    numbers = {"engines": 1000, "texts": 1000}
+    numbers = {"engines": 1000, "texts": 1000, "ties": 0}
     numbers |= {name: int(value) for name, value in (argument.split("=") for argument in arguments[1:])}
+    ties = numbers.pop("ties")
     path = Path(arguments[0])
     done = read(path)
     left = wanted(done, **numbers)
@@ -196,9 +239,13 @@ def main(arguments: list[str]) -> int:
                 done.append({"what": what, "kind": kind, "seed": seed, **found})
                 journal.write(json.dumps(done[-1]) + "\n")
                 journal.flush()
+            for what, kind, seed in track(undecidable(done, ties), "ties", console=Console(stderr=True)):
+                done.append({"what": what, "kind": kind, "seed": seed, **of_ties(kind, seed, right, log)})
+                journal.write(json.dumps(done[-1]) + "\n")
+                journal.flush()
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
-    for line in table(done):
+    for line in (*table(done), *tie_table(done)):
         print(line)
     return 0
 

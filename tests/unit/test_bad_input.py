@@ -263,6 +263,20 @@ def test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
     assert re.search(message, line), line
 
 
+OF_POLICIES = (
+    "a fit of another trace", "quotas larger than the cache", "a negative weight", "thresholds in the wrong order",
+    "lookahead the trace does not have", "active shares the trace does not have", "norms the trace does not have",
+)  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", OF_POLICIES)
+def test_the_program_refuses_what_a_policy_cannot_work_with_before_the_run(
+    tmp_path: Path, small_trace: Path, case: str
+) -> None:
+    test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(tmp_path, small_trace, case)
+
+
 def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace: Path) -> None:
     place, folder = harmed(small_trace, tmp_path / "trace", "truncated"), tmp_path / "empty"
     folder.mkdir()

@@ -31,7 +31,7 @@ def write(folder: Path, change: Change = lambda columns: None, sizes: object = N
           lookups: Sequence[int] = LOOKUPS) -> Path:  # fmt: skip
     """One site, four experts of 10 B, one choice a token; the site is layer 2 of its model."""
     shape = ModelShape("tiny", "none", 1, 4, 1, 8, 8)
-    base = synthesize(shape, tokens=6, sequences=1, prompt_tokens=1, lookahead=0)
+    base = synthesize(shape, tokens=len(lookups) - 1, sequences=1, prompt_tokens=1, lookahead=0)
     ids = np.array(lookups, np.int16).reshape(-1, 1, 1)
     trace = type(base)(**{**vars(base), "ids": ids})
     count = len(lookups)

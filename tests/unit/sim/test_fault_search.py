@@ -12,7 +12,8 @@ from test_check import write
 from sim.cache_replay import Contract, Replayer
 from sim.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
 from sim.check import main
-from sim.fault_search import FLAG, FaultSearch
+from sim.exchanged_lookups import Swapped
+from sim.fault_search import FLAG, SWAPPED, FaultSearch
 from sim.residency_log import read_log
 
 A, B, C, D = 0, 1, 2, 3
@@ -139,3 +140,31 @@ def test_a_search_that_may_walk_no_further_says_so(tmp_path: Path) -> None:
 def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batches are looked up whole"):
         walk_of(tmp_path, ASKED, RIGHT, Contract("lru", (("initial", "empty"), ("replay_unit", "access"))))
+
+
+def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_cannot_tell_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine asked for A B C C D C D; the log has D at row 2, as what was read for it, and C is there at row 3."""
+    flags = [False, False, False, True, False, True, True]
+
+    def change(columns: dict[str, Any]) -> None:
+        columns.update(resident=flags, loaded_bytes=[0 if flag else 10 for flag in flags])
+
+    folder = write(tmp_path, change, lookups=[A, B, D, C, D, C, D])
+    options = ["budget=20B", "policy=lru", "scope=global", "initial=empty", "retention=strict", "recency=needs"]
+    assert main([str(folder), *options]) == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "exchanged:" in line)
+    assert line == (
+        "    exchanged: the engine was asked at row 2 (step 2, layer 2 (site 0)): another expert than 3, such as 2"
+    )
+
+
+def test_two_lookups_in_each_others_place_are_told(tmp_path: Path) -> None:
+    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, in each other's place."""
+    flags = [False, False, True, False, True, False]
+    lookups = [A, C, A, B, A, B]
+    walk = walk_of(tmp_path, lookups, flags)
+    found = FaultSearch(walk).search().explanations
+    (pairs,) = (one.pairs for one in found if one.kind == SWAPPED)
+    assert Swapped(1, 3) in pairs
