@@ -126,14 +126,17 @@ def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record
 
 
 def of_ties(kind: str, seed: int, right: Course, log: ResidencyLog) -> Record:
-    """How many of some other experts that were there would leave the same flags, were they dropped instead."""
+    """How many of some other experts that were there would leave the same flags, were they dropped instead; and whether
+    a cache would that has an expert's bytes fewer from that batch on."""
     case = draw_case(kind, seed, right, log, BUDGET)
     assert case is not None
     batch, flags = case.wrong.batch, case.log.resident.tolist()
     held = [key for key in right.held[batch] if key != case.wrong.key]
     some = np.random.default_rng(seed).choice(len(held), DROPPED, replace=False).tolist()
     alike = sum(course(log, BUDGET, Wrong("not admitted", batch, held[place])).flags == flags for place in some)
-    return {"shows": True, "alike": alike, "held": len(held)}
+    sizes = sorted({-size for size in log.expert_bytes})
+    smaller = any(course(log, BUDGET, Wrong("budget", batch, change_bytes=change)).flags == flags for change in sizes)
+    return {"shows": True, "alike": alike, "held": len(held), "smaller": smaller}
 
 
 def undecidable(done: list[Record], number: int) -> list[tuple[str, str, int]]:
@@ -213,10 +216,11 @@ def tie_table(done: list[Record]) -> Iterator[str]:
     mine = sorted((one for one in done if one["what"] == "ties"), key=lambda one: (one["kind"], one["seed"]))
     if mine:
         yield ""
-        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} dropped instead, alike")
-        yield cells(*["---"] * 4)
+        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} dropped instead, alike",
+                    "a smaller budget alike")  # fmt: skip
+        yield cells(*["---"] * 5)
     for one in mine:
-        yield cells(one["kind"], one["seed"], one["held"], one["alike"])
+        yield cells(one["kind"], one["seed"], one["held"], one["alike"], "yes" if one["smaller"] else "no")
 
 
 def main(arguments: list[str]) -> int:
