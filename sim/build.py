@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from itertools import chain, product
 from math import ceil
 from pathlib import Path
@@ -31,6 +29,7 @@ from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
 from sim.refusals import PARTS, check_parts, check_recorded, checked_settings
 from sim.run import Run
+from sim.sections import make_object
 from sim.shared import Shared
 from sim.trace import Trace, read_header, read_trace
 from sim.types import CapacityError, Geometry
@@ -259,36 +258,16 @@ def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controlle
 
 def _part(config: Mapping[str, Any], name: str) -> Any:
     try:
-        return make_object(config[name])
+        return make_object(config[name], name)
     # A constructor may refuse its arguments in any way, and which they are the user says.
     except Exception as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{_source(name, config[name])}: {error}") from error
 
 
-def make_object(node: Any) -> Any:
-    """Plain values with every section that has a ``_target_`` made by it, innermost first.
-
-    What ``hydra.utils.instantiate`` does with such values, without their detour over OmegaConf, which is most of the
-    time that a short run takes to build.
-    """
-    if isinstance(node, list):
-        return [make_object(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    made = {name: make_object(value) for name, value in node.items() if name != "_target_"}
-    return _target(node["_target_"])(**made) if "_target_" in node else made
-
-
-@cache
-def _target(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        # Something inside a class; or nothing, of which hydra tells best.
-        from hydra.utils import get_object
-
-        return get_object(path)
+def _source(name: str, section: Mapping[str, Any]) -> str:
+    """Where a section stands: its group, and its file where the section tells it."""
+    file = f"conf/{name}/{section.get('name')}.yaml"
+    return f"{name} ({file})" if (ROOT / file).is_file() else name
 
 
 def trace_directory(path: str) -> Path:

@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from sim.build import ROOT, make_object
+from sim.build import ROOT
 from sim.configure import configure
 from sim.costs import Roofline
 from sim.hardware import Hardware
 from sim.model import PRECISIONS, Model
+from sim.sections import make_object
 from sim.types import Step
 from sim.units import GB, NS_PER_MS
 

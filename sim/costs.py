@@ -317,6 +317,14 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
         parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items()
                           if size)  # fmt: skip
         room = max(0.0, (slot_bytes - over) / GIB)
+        free = hardware.memory_bytes - (ledger.total_bytes - ledger.kv_bytes - slot_bytes)
+        if ledger.kv_bytes > free >= 0:
+            raise ValueError(
+                f"the key-value cache of {limits.tokens} tokens takes {ledger.kv_bytes / GIB:.2f} GiB, but "
+                f"hardware.memory_gib={hardware.memory_gib:g} has {free / GIB:.2f} GiB left for it without any "
+                f"slots ({parts} GiB); run fewer or shorter requests at once (workload.together, "
+                f"workload.prompt_tokens, workload.decode_tokens), or set hardware.memory_gib"
+            )
         other = "" if room else " and run fewer or shorter requests at once (workload.together, workload.decode_tokens)"
         raise ValueError(
             f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "

@@ -58,7 +58,8 @@ def require_number(name: str, value: object, *, minimum: float = 0.0, whole: boo
 
 def require_range(name: str, value: object, low: float, high: float, unit: str) -> None:
     """Raise ValueError, with the unit to give, unless ``value`` is a number from ``low`` to ``high``."""
-    require_number(name, value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        require_number(name, value)
     assert isinstance(value, int | float)
     if not low <= value <= high:
         raise ValueError(f"{name}={value!r} must be from {low:g} to {high:g}; give {unit}")

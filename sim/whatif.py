@@ -19,6 +19,7 @@ from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
 from sim.latency import decode_time_and_tokens
+from sim.orphans import leave_with_parent
 from sim.outputs import check_writable
 from sim.paired import paired
 from sim.run import Run
@@ -289,7 +290,7 @@ def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...],
 def _with_progress(name: str, words: Sequence[str], values: Sequence[float], directory: Path) -> Answer:
     # A process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool, \
+    with ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool, \
             Progress(console=Console(stderr=True), transient=True) as bar:  # fmt: skip
         task = bar.add_task(f"what if: {name}", total=None)
         try:

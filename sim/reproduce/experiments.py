@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
@@ -16,8 +16,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sim.build import ROOT, load_trace, make_object
+from sim.build import ROOT, load_trace
 from sim.configure import configure
+from sim.orphans import leave_with_parent
 from sim.reproduce import arms, keys
 from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
@@ -26,6 +27,7 @@ from sim.reproduce.measures import MEASURES, TRACE_MEASURES, Given, stacked_gate
 from sim.reproduce.roles import Experiment, Paper
 from sim.reproduce.rules import Value
 from sim.reproduce.storage import timing_of, whole_decoder_over_compute
+from sim.sections import make_object
 from sim.trace_header import parse_header, trace_sha256
 
 CLOSED = ("stacked_gates", "whole_decoder_over_compute")
@@ -124,12 +126,24 @@ class Runner:
             found[str(fit)] = min(target.glob("*.json"))
         return found
 
+    def _make_traces(self, paper: Paper, names: Iterable[str]) -> dict[str, dict[str, Path]]:
+        """The fits of each. A trace is made by commands, for which a thread waits; by one where names share a place."""
+        places: dict[Path, list[str]] = {}
+        for name in names:
+            places.setdefault(self.trace_dir(paper, name), []).append(name)
+
+        def make(named: Sequence[str]) -> dict[str, dict[str, Path]]:
+            return {name: self.make_trace(paper, name) for name in named}
+
+        with ThreadPoolExecutor(max(1, self.processes)) as pool:
+            return {name: fits for made in pool.map(make, places.values()) for name, fits in made.items()}
+
     # ---- runs
 
     def results(self, paper: Paper, wanted: Iterable[Arm], progress: Progress) -> dict[Arm, Measured | str]:
         """The result of every arm, or why there is none."""
         distinct = list(dict.fromkeys(wanted))
-        fits = {trace: self.make_trace(paper, trace) for trace in dict.fromkeys(arm.trace for arm in distinct)}
+        fits = self._make_traces(paper, dict.fromkeys(arm.trace for arm in distinct))
         digests = {trace: _trace_digest(self.trace_dir(paper, trace)) for trace in fits}
         jobs = [
             Job(arm, self.trace_dir(paper, arm.trace), digests[arm.trace], fits[arm.trace],
@@ -157,7 +171,7 @@ class Runner:
         if self.processes <= 1 or len(jobs) <= 1:
             yield from ((job.arm, *_work(job, self.folder)) for job in jobs)
             return
-        with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(self.processes, get_context("spawn"), leave_with_parent) as pool:
             futures = {pool.submit(_work, job, self.folder): job.arm for job in jobs}
             try:
                 for future in as_completed(futures):

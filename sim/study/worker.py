@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Sequence
 from functools import cache
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
@@ -19,6 +15,7 @@ import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique val
 from sim.build import build
 from sim.execute import execute
 from sim.latency import decode_time_and_tokens
+from sim.orphans import leave_with_parent
 from sim.outputs import write_outputs
 from sim.shared import Shared
 from sim.study.cells import Cell
@@ -74,15 +71,3 @@ def begin_work() -> None:
     # What is imported stays; to look through it again and again would take longer than what a cell leaves.
     gc.freeze()
     leave_with_parent()
-
-
-def leave_with_parent() -> None:
-    """End this process when its parent is gone: one that was killed cannot tell its workers."""
-    parent = parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

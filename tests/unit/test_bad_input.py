@@ -91,11 +91,31 @@ CASES = {
     ),
     "keys and values that do not fit": (
         "+model.kv_bits=100000000",
-        r"the device holds 24 GiB, but the run needs [\d.]+ GiB \(dense [\d.]+, kv [\d.]+, .*and run fewer or shorter",
+        r"key-value cache of \d+ tokens takes [\d.]+ GiB, but hardware\.memory_gib=24 has 23\.50 GiB .*; run fewer",
     ),
     "a negative bandwidth": (
         "hardware.links.pcie.peak_gb_per_s=-31.5",
-        r"hardware\.links\.pcie\.peak_gb_per_s=-31\.5 must be a number >= 0",
+        r"hardware\.links\.pcie\.peak_gb_per_s=-31\.5 must be from 0\.001 to 100000; give 10\*\*9 bytes a second",
+    ),
+    "no bandwidth": ("hardware.compute.memory_gb_per_s=nan", r"hardware\.compute\.memory_gb_per_s=nan must be from"),
+    "a figure that nobody knows": (
+        "+hardware.links.pcie.peak_gbps=31.5",
+        r"hardware \(conf/hardware/rtx4090_pcie4\.yaml\): hardware\.links\.pcie\.peak_gbps=31\.5: unknown; Link knows "
+        r"peak_gb_per_s, efficiency, .*; did you mean hardware\.links\.pcie\.peak_gb_per_s\?",
+    ),
+    "a section that nobody knows": ("+hardware.colour=red", r"hardware\.colour='red': unknown; Hardware knows name, "),
+    "a figure that is missing": (
+        "~hardware.links.pcie.efficiency",
+        r"not given: hardware\.links\.pcie\.efficiency \(there is peak_gb_per_s=31\.5, overhead_us=",
+    ),
+    "a section that is missing": ("~hardware.compute", r"not given: hardware\.compute \(there is name='rtx4090_pcie4'"),
+    "a kind of section that there is not": (
+        "hardware.links.pcie._target_=sim.hardware.Lnk",
+        r"hardware\.links\.pcie\._target_='sim\.hardware\.Lnk' names nothing that can be imported",
+    ),
+    "a mechanism's key that nobody knows": (
+        "+cache.scpe=global",
+        r"cache: cache\.scpe='global': unknown; .* knows .*; did you mean cache\.scope\?",
     ),
     "figures that are missing": (
         "hardware=generic",

@@ -37,7 +37,8 @@ LAYERS = (
 )  # fmt: skip
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",
-    "sim", "sim.fit", "sim.build", "sim.configure", "sim.execute", "sim.demo", "sim.check",
+    "sim", "sim.fit", "sim.build", "sim.sections", "sim.orphans", "sim.configure", "sim.execute",
+    "sim.demo", "sim.check",
     "sim.cache_replay", "sim.cache_walk", "sim.exchanged_lookups", "sim.lookup_order", "sim.fault_search",
     "sim.fault_words", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",

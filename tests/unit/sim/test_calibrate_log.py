@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from sim.build import ROOT, make_object
+from sim.build import ROOT
 from sim.calibrate import calibrate, fit_memory, main, parse
 from sim.configure import configure
 from sim.costs import Roofline
+from sim.sections import make_object
 from sim.types import Step
 
 COLUMNS = "columns=bytes:moved,loads:loads,io_ms:io"

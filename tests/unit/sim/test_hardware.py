@@ -151,7 +151,7 @@ def with_link(**changes: Any) -> Hardware:
         (compute, {"expert_launches": 1.5}, r"hardware\.compute\.expert_launches=1\.5 must be a whole number"),
         (cpu, {"memory_gb_per_s": 0}, r"hardware\.cpu\.memory_gb_per_s=0 must be from"),
         (cpu, {"round_trip_us": None}, r"hardware\.cpu\.round_trip_us=None must be a number"),
-        (Host, {"wake_us": -1}, r"hardware\.host\.wake_us=-1 must be a number >= 0"),
+        (Host, {"wake_us": -1}, r"hardware\.host\.wake_us=-1 must be from 0 to 1e\+06; give microseconds"),
         (Ram, {"capacity_gib": 0, "filled_by": "nvme"}, r"hardware\.ram\.capacity_gib=0 must be from"),
         (machine, {"memory_gib": "24GiB"}, r"hardware\.memory_gib='24GiB' must be a number"),
         (machine, {"memory_gib": 1e9}, r"hardware\.memory_gib=1000000000\.0 must be from"),

@@ -1,0 +1,20 @@
+"""Processes whose parent is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+
+
+def leave_with_parent() -> None:
+    """End this process when its parent is gone: one that was killed cannot tell its workers."""
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
