@@ -5,7 +5,9 @@ Oracle: the whole model as transformers loads it.
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,61 @@ def test_writing_a_store_asks_for_one_expert_at_a_time(tmp_path: Path) -> None:
     open_or_write(tmp_path / "a.experts", {}, forms, ("fp16", "int2"), tensors, advance=told.append)
     assert told == list(range(1, 129))
     assert most <= 2, "what was written before is still held"
+
+
+class Peak:
+    """The most memory of its own that the process has had within the block, in bytes, beyond what it had before."""
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        self._before = self._most = own_bytes()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.002):
+            self._most = max(self._most, own_bytes())
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._most - self._before
+
+
+def own_bytes() -> int:
+    """What is the process's alone: pages of files that it reads are not."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.thorough
+def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(tmp_path: Path) -> None:
+    """94 MB of experts, of 1 MB each; loaded whole they take all of it."""
+    transformers.logging.set_verbosity_error()
+    shape = {"hidden_size": 64, "intermediate_size": 1280, "num_hidden_layers": 6, "num_local_experts": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
+    config = transformers.MixtralConfig(**shape, **heads)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    experts_bytes = 6 * 16 * 3 * 64 * 1280 * 4
+    # What a first load brings by itself: modules, thread pools.
+    load_weightless(settings(ASSETS / "tiny_mixtral"))
+    with Peak() as whole:
+        model = transformers.MixtralForCausalLM.from_pretrained(tmp_path)
+        touched = sum(float(values.detach().sum()) for values in model.parameters())
+    assert touched == touched
+    assert whole.num_bytes > 0.9 * experts_bytes, "the measure sees a model that is loaded whole"
+    del model
+    with Peak() as ours:
+        weightless = load_weightless(settings(tmp_path))
+        experts = CheckpointExperts(tmp_path, weightless.forms)
+        open_or_write(tmp_path / "a.experts", {}, weightless.forms, ("fp32",), experts.tensors)
+    assert (tmp_path / "a.experts").stat().st_size > experts_bytes
+    assert ours.num_bytes < experts_bytes / 5
 
 
 def test_stored_tensors_are_read_back_exactly_or_within_the_bound_of_their_rounding() -> None:

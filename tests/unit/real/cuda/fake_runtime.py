@@ -69,6 +69,9 @@ class FakeRuntime:
         self.log: list[str] = []
         self.legacy = self.current = FakeStream(0, "legacy")
 
+    def set_capacity(self, num_bytes: int) -> None:
+        self._capacity_bytes = num_bytes
+
     # ---- order
 
     def stream(self, name: str) -> FakeStream:

@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 
 import real.cuda.device
 from real.cuda.device import CudaDevice
+from real.cuda.runtime import CudaRuntime, DeviceError
 from real.execute import measure, replay_driver
 from real.live_run import live_driver, prepare
 from real.prepare import Prepared, prepare_replay, read_request
@@ -132,6 +133,33 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
     assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
     assert not device.slots.pools, "the slots are given back when the run has ended"
+
+
+def test_a_gpu_that_is_too_small_for_the_slots_is_told_of_and_everything_is_given_back(
+    prepared: Prepare, runtimes: list[FakeRuntime]
+) -> None:
+    run = prepared("device=cuda", "system=lru")
+    runtimes[-1].set_capacity(1 << 20)
+    threads = threading.active_count()
+    with pytest.raises(DeviceError, match=r"the device has \d+ B free, but \d+ B are needed"):
+        replay_driver(run).drive()
+    assert threading.active_count() == threads
+    assert not runtimes[-1]._pinned
+    assert not cast(CudaDevice, run.device).slots.pools
+
+
+def test_torchs_own_out_of_memory_becomes_a_message_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA runtime's side of it, with torch's calls in a GPU's place."""
+
+    def refuses(*_sizes: object, **_options: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runtime = object.__new__(CudaRuntime)
+    runtime.device = torch.device("cuda", 0)
+    monkeypatch.setattr("real.cuda.runtime.torch.empty", refuses)
+    monkeypatch.setattr("real.cuda.runtime.torch.cuda.mem_get_info", lambda device: (5, 9))
+    with pytest.raises(DeviceError, match=r"the device has 5 B of 9 B free, but 100 B are needed; lower budget"):
+        runtime.allocate(100)
 
 
 def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:
