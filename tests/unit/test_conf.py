@@ -127,6 +127,21 @@ def test_every_part_of_every_system_can_be_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
 ) -> None:
     """The option's file in the place of the system's: as the words do, but composed once a system."""
+    build_swapped(configure, bundled_trace, system, swap)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_predictor_cache_and_precision_goes_with_every_system_or_is_refused(
+    configure: Configure, bundled_trace: Trace, system: str
+) -> None:
+    """All pairs. Options that leave values open have their test above."""
+    for swap in SWAPS:
+        if swap[0] in ("predictor", "cache", "precision", "placement") and (system, swap) not in PAIRS:
+            build_swapped(configure, bundled_trace, system, swap)
+
+
+def build_swapped(configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]) -> None:
     group, name = swap
     machine = ("hardware=rtx4090_nvme",) if group == "ram_cache" else ()
     machine += ("hardware.memory_gib=96",)  # what takes more memory than another is no matter here
@@ -152,7 +167,7 @@ def test_every_part_of_every_system_can_be_swapped(
 
 def refused_together(cfg: DictConfig) -> str | None:
     """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the refusal says."""
-    several, sends = cfg.precision.keys() >= {"high", "low"}, cfg.precision._target_.endswith(".ForecastRoutes")
+    several, sends = cfg.precision.keys() >= {"high", "low"}, get_class(cfg.precision._target_).reroutes
     if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or sends or "skip_above" in cfg.precision):
         return "cache=belady needs one precision"
     if not cfg.loader.staging_slots:
