@@ -26,8 +26,9 @@ class Verdict:
     """One claim's. ``ends``: the least and the largest simulated value over the grid.
 
     ``sign``: whether the default goes the published way (None: no such rule). ``inside``: whether the published number
-    lies between ``ends`` or is met at a point; ``width``: the larger end over the smaller, None where they differ in
-    sign or there is none.
+    lies between ``ends`` or is met at a point. ``spreads``: ``ends``, or of a published range what each of its two ends
+    is over the grid; ``width``: the larger over the smaller, of the wider spread, None where they differ in sign or
+    there is none.
     """
 
     claim: Claim
@@ -35,6 +36,7 @@ class Verdict:
     simulated: Any = None
     value: Value | None = None
     ends: tuple[float, float] | None = None
+    spreads: tuple[tuple[float, float], ...] = ()
     sign: bool | None = None
     inside: bool | None = None
     met_at: tuple[str, ...] = ()
@@ -42,9 +44,9 @@ class Verdict:
 
     @property
     def width(self) -> float | None:
-        if self.ends is None or not self.ends[0] > 0:
+        if not self.spreads or any(low <= 0 for low, _ in self.spreads):
             return None
-        return self.ends[1] / self.ends[0]
+        return max(high / low for low, high in self.spreads)
 
 
 def verdict_of(paper: Paper, claim: Claim, outcomes: Mapping[str, Outcome]) -> Verdict:
@@ -89,9 +91,18 @@ def _experiment(claim: Claim, outcome: Outcome) -> Verdict:
     )
     return Verdict(
         claim, found, simulated=outcome.default.point, value=outcome.default, ends=ends,
+        spreads=_spreads(target, values) or (ends,),
         sign=has_published_sign(claim, outcome.default), inside=inside if claim.rule != "order" else None,
         met_at=met_at, failures=outcome.failures,
     )  # fmt: skip
+
+
+def _spreads(target: Sequence[float], values: Sequence[Value]) -> tuple[tuple[float, float], ...]:
+    """Over the grid, of a published range its lower and its upper end; nothing of a single number."""
+    if len(target) < 2 or any(len(value.points) < 2 for value in values):
+        return ()
+    lows, highs = [min(value.points) for value in values], [max(value.points) for value in values]
+    return (min(lows), max(lows)), (min(highs), max(highs))
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:

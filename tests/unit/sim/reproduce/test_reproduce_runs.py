@@ -154,6 +154,11 @@ def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
     assert (holds.verdict, holds.ends, holds.sign) == ("holds", (2.1, 9.0), True)
     reachable = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(1.9), "y": Value(0.9)})})
     assert (reachable.verdict, reachable.met_at, reachable.width) == ("reachable", ("x",), pytest.approx(1.9 / 0.9))
+    ends = {"default": (1.1, 1.4), "x": (1.2, 2.1)}
+    ranges = {name: Value(sum(both) / 2, both) for name, both in ends.items()}
+    told = claim(value=(1.0, 2.0), rule="speedup_range")
+    spread = verdict_of(paper, told, {"e": Outcome(ranges["default"], {"x": ranges["x"]})})
+    assert (spread.ends, spread.width) == ((1.1, 2.1), pytest.approx(2.1 / 1.4)), "each end of a range has an interval"
     misses = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(4.0)})})
     assert (misses.verdict, misses.inside) == ("misses", True), "between two points, met at none"
     assert verdict_of(paper, claim(), {"e": Outcome(None, {}, {"default": "no room"})}).verdict == "misses"
