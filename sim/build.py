@@ -42,6 +42,8 @@ ROOT = Path(__file__).parents[1]
 _FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = WeakKeyDictionary()
 _FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 """What many runs of one trace would measure again."""
+_LASTING = Shared(64)
+"""Models and machines by the values that they are made of: nothing changes them, and many runs have the same."""
 LONGEST_DECISION_S = 3600.0
 """Host time after a gate above which a setting is taken for a slip."""
 
@@ -257,6 +259,12 @@ def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controlle
 
 
 def _part(config: Mapping[str, Any], name: str) -> Any:
+    if name in ("model", "hardware"):
+        return _LASTING.get((name, repr(config[name])), lambda: _made(config, name))
+    return _made(config, name)
+
+
+def _made(config: Mapping[str, Any], name: str) -> Any:
     try:
         return make_object(config[name], name)
     # A constructor may refuse its arguments in any way, and which they are the user says.

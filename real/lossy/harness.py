@@ -45,7 +45,8 @@ class NothingResident:
 
 def require_harness() -> None:
     """Raise ValueError where lm-evaluation-harness is not installed."""
-    if importlib.util.find_spec("lm_eval") is None:
+    # Its models of transformers need accelerate, which lm-eval alone does not bring.
+    if any(importlib.util.find_spec(name) is None for name in ("lm_eval", "accelerate")):
         raise ValueError(
             "tasks= needs lm-evaluation-harness, which is not installed: pip install 'moe-offload-lab[harness]' (or "
             "lm-eval); without it leave tasks= out, and the texts of the trace are used"
@@ -94,7 +95,7 @@ def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, t
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    known = TaskManager(include_path=None if tasks.directory is None else str(tasks.directory))
+    known = _manager(TaskManager, tasks)
     if unknown := [name for name in tasks.names if name not in known.all_tasks]:
         raise ValueError(
             f"tasks={','.join(unknown)}: the harness has no such task (lm-eval ls tasks names them); one of your own "
@@ -120,6 +121,15 @@ def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, t
                                              task_manager=known)  # fmt: skip
         found[name] = answer["results"]
     return found
+
+
+def _manager(make: Any, tasks: Tasks) -> Any:
+    """What finds tasks. The harness has thousands of its own, which are looked through only where they are needed."""
+    if tasks.directory is None:
+        return make()
+    own = make(include_path=str(tasks.directory), include_defaults=False)
+    is_enough = all(name in own.all_tasks for name in tasks.names)
+    return own if is_enough else make(include_path=str(tasks.directory))
 
 
 def _all_full(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:

@@ -111,10 +111,10 @@ class Eyes:
         return np.asarray(functional.linear(hidden.float().cpu(), weight, bias).numpy())
 
     def ahead(self, site: int, hidden: torch.Tensor, reach: int) -> list[FloatArray]:
-        """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered."""
+        """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered and there."""
         found = []
         fed = hidden.float().cpu()
-        for target in range(site + 1, site + 1 + min(reach, self.depth)):
+        for target in range(site + 1, min(site + 1 + min(reach, self.depth), len(self.layers))):
             weight, bias = self.routers[target]
             seen = fed if self.scales is None else fed / self.scales[site] * self.scales[target]
             found.append(functional.linear(seen, weight, bias).numpy())

@@ -137,7 +137,8 @@ class Dataset:
                 frames[part] = pl.read_parquet(part)
                 self.statuses |= dict(frames[part].select("key", "status").iter_rows())
             except (PolarsError, OSError) as error:
-                aside = part.with_name(part.name + BROKEN)
+                # Beside the parts it would be in the way of those who read their whole folder, as pandas does.
+                aside = self.directory / (part.name + BROKEN)
                 part.rename(aside)
                 reason = str(error).splitlines()[0]
                 self._tell(

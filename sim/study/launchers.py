@@ -125,7 +125,8 @@ class Pool:
                     row = future.result()
                     del running[future]
                     yield row
-                is_over = not running and not handed
+                # Nothing was running: nothing is left. What ran may all have ended at once, and others wait.
+                is_over = not done
         except BrokenProcessPool:
             is_over = True
             lost += handed

@@ -188,3 +188,10 @@ def test_the_columns_of_a_row_are_numbers_and_texts_of_a_summary() -> None:
     assert all(isinstance(row[name], str) for name in TEXTS)
     assert len(row["sequence"]) == 1
     assert sum(row["decode_tokens"]) / sum(row["decode_ns"]) * 1e9 == pytest.approx(row["decode_tokens_per_s"])
+
+
+def test_what_cells_share_is_changed_by_none_of_them() -> None:
+    values = {"cache.weights.lru": 0.9, "cache.weights": {"lfu": 0.7}, "seed": 3}
+    changed = make_cell(plan("system=hobbit"), values).config
+    assert (changed["cache"]["weights"]["lru"], changed["cache"]["weights"]["lfu"], changed["seed"]) == (0.9, 0.7, 3)
+    assert make_cell(plan("system=hobbit"), {}).config == by_hydra(("system=hobbit",))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Self
 
@@ -159,6 +160,21 @@ def test_a_cell_whose_process_dies_is_recorded_and_its_neighbours_are_not_blamed
     (failed,) = read_cells(tmp_path).filter(pl.col("status") == "failed").to_dicts()
     assert failed["axis.budget.resident_share"] == 0.25
     assert failed["error"] == "the process that ran it died (killed, or out of memory)"
+
+
+def do_nothing(study: str, cell: Cell, output_dir: str) -> Row:
+    """Stands for a cell that ends before anybody looks."""
+    return make_row(study, cell, "done")
+
+
+def test_cells_that_wait_follow_even_where_all_that_ran_have_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "run_cell", do_nothing)
+    monkeypatch.setattr(launchers, "wait", lambda running, return_when: wait(running))
+    cells = cells_of()
+    assert len(cells) > 2 * launchers.ON_THE_WAY
+    assert conduct("x", cells, Pool(1), tmp_path, tell=quiet) == {"done": len(cells)}
 
 
 @pytest.mark.skipif(not launchers.THREADS.is_dir(), reason="threads are told on Linux only")

@@ -201,6 +201,12 @@ def test_what_cannot_run_in_the_loop_is_refused(subject: Subject, reference: Ref
         Subject(subject.model, other, [subject.texts[0].sequence])
 
 
+def test_no_gate_looks_beyond_the_last(subject: Subject) -> None:
+    eyes, hidden = eyes_of(subject, 3, "raw"), torch.ones(1, subject.model.config.hidden_size)
+    last = len(subject.layers) - 1
+    assert [len(eyes.ahead(site, hidden, 3)) for site in (last - 3, last - 2, last - 1, last)] == [3, 2, 1, 0]
+
+
 def test_a_model_of_another_shape_is_refused(subject: Subject) -> None:
     header = replace(subject.trace.header, model=replace(subject.trace.header.model, experts=4))
     with pytest.raises(ValueError, match="16 sites of 8 experts, top-2; trace tiny_mixtral has 16 of 4"):
