@@ -35,7 +35,7 @@ class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
 
 
 class Clock(simpy.Environment):  # type: ignore[misc]
-    """An environment of alarms: they cannot fail and keep their callbacks, so the loop is bare."""
+    """An environment of alarms: they cannot fail and keep their one callback, so the loop is bare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +50,7 @@ class Clock(simpy.Environment):  # type: ignore[misc]
         try:
             while queue:
                 self._now, _, _, event = pop(queue)
-                for callback in event.callbacks:
-                    callback(event)
+                event.callbacks[0](event)
         except simpy.core.StopSimulation:
             return
         raise RuntimeError("nothing is due any more, and the run has not ended")

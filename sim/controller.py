@@ -111,7 +111,8 @@ class Controller(Transfers):
         self._common_size = fit if self._plain and not overflows else -1
         self._one_at_a_time, self._trims = one_at_a_time, overflows
         # What happens at a gate besides lookups and forecasts.
-        self._has_extras = self.ram is not None or loader.dense_slots > 0 or self.predicts_later or self._learns
+        self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
+        self._has_extras = any(self._extras)
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
@@ -329,7 +330,7 @@ class Controller(Transfers):
         if self._stages or not self._loads_all:
             self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
         self.cache.on_requests(keys, asked, outcomes, gate)
-        if self.ram is not None:
+        if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
         if self.staging.keys:
             for key in keys:
@@ -473,15 +474,16 @@ class Controller(Transfers):
         return rest
 
     def _do_extras(self, gate: Gate, site: int) -> None:
-        if self.ram is not None:
-            self.ram.tell(gate)
-        if self.loader.dense_slots:
+        ram, streams, predicts_later, learns = self._extras
+        if ram is not None and ram.untold:
+            ram.tell(gate)
+        if streams:
             self._stream_dense(site)
-        if self.predicts_later:
+        if predicts_later:
             self._keep_forecasts(gate)
         else:
             self._forecast(self.predictor.predict(gate), gate)
-        if self._learns:
+        if learns:
             self.predictor.observe(gate)
 
     # ---- prefetching
@@ -552,7 +554,7 @@ class Controller(Transfers):
                         else:
                             left -= self._queue_prefetch(key, site, choice, gate)
             if missing:
-                if self.ram is not None:
+                if self.ram is not None and self.ram.untold:
                     self.ram.tell(gate)
                 if stops:
                     return

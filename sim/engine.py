@@ -100,7 +100,9 @@ class Engine:
             and loader.replay_unit == "union"
         )  # fmt: skip
         self._links: Sequence[Link] = self._make_links()
-        self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
+        # What every call asks of its links, in one piece.
+        self._polled = [(link.index, link.room, link.issued, *link.queues, link) for link in self._links]
+        self._cuttable = [(link, link.queues[0]) for link in self._links if link.is_cuttable]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
         self._prepare_stream()
@@ -147,17 +149,17 @@ class Engine:
         if self._only_link is not None and but < 0:
             self._only_link.fill(now)
             return
-        given_up = -1
-        while given_up < self.controller.given_up:
-            given_up = self.controller.given_up
-            for link in self._links:
-                demands, prefetches = link.queues
-                if (demands or prefetches) and link.index != but:
+        controller, given_up = self.controller, -1
+        while given_up < controller.given_up:
+            given_up = controller.given_up
+            for index, room, issued, demands, prefetches, link in self._polled:
+                if (demands or prefetches) and len(issued) < room and index != but:
                     link.fill(now)
             if not but_always:
                 but = -1
-        for link in self._cuttable:
-            link.consider_cut(now)
+        for link, demands in self._cuttable:
+            if demands or link.may_be_cut or link.room > 1:
+                link.consider_cut(now)
 
     def settle(self, link: int, now: int, has_issued: bool) -> None:
         """After a call about a transfer of ``link``."""

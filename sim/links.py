@@ -20,6 +20,8 @@ from sim.page_cache import PageCache
 from sim.record import Record
 
 SERVICE = 6
+STARTED = 4
+"""Ints in a row of services, and the place of its start there."""
 
 
 class Machine(Protocol):
@@ -63,7 +65,8 @@ class Link:
         self._chunk_bytes = None if self._forwards else loader.chunk_bytes
         self._is_alone = route.links == 1 and loader.chunk_bytes is None and not loader.dense_slots
         # Where only bytes decide how long a service takes, and nothing happens before its end.
-        self._plain_ns = {} if type(self) is not Link or self._forwards or loader.write_back else self._hop_ns
+        is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
+        self._plain_ns = self._hop_ns if is_plain else {}
         self._rank = 3 - index  # of one transfer the outer link's end comes first
 
     def fill(self, now: int) -> None:
@@ -78,9 +81,6 @@ class Link:
             issued.append(transfer)
             if len(issued) == 1:
                 self._serve(transfer, now)
-
-    def consider_cut(self, now: int) -> None:
-        """After every call: a chunked link may have to give way (only links with ``chunk_bytes``)."""
 
     def _order(self, transfer: Transfer) -> int:
         return TRANSFER_END + (transfer.number << 2) + self._rank
@@ -174,47 +174,46 @@ class ChunkedLink(Link):
 
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
-        self._since_ns = 0
-        self._cut_at = 0  # chunks of the service in progress after which it is to be cut; 0: not at all
-
-    def _set_end(self, transfer: Transfer, now: int) -> None:
-        self._since_ns, self._cut_at = now, 0
-        self._alarm.set(now + self.service_ns(transfer), self._order(transfer))
+        self.cut_at = 0
+        """Chunks of the service in progress after which it is to be cut; 0: not at all."""
+        self._chunk_ends_ns = [0]  # by number of chunks, after the start of a service
 
     def _on_end(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return  # that of a service that was cut
-        self._cut_at = 0
-        super()._on_end(alarm)
+        self.cut_at = 0
+        Link._on_end(self, alarm)
 
     def consider_cut(self, now: int) -> None:
+        """After every call: what is in service may have to give way."""
         issued = self.issued
         # Only a prefetch gives way, and only to what waits.
-        if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self._cut_at):
+        if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self.cut_at):
             return
         if not self.controller.cut(self.index):
-            self._cut_at = 0
-        elif not self._cut_at:
+            self.cut_at = 0
+        elif not self.cut_at:
             self._ask_for_cut(issued[0], now)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
         """Set an alarm for the end of the first chunk that ends after now, unless that is the transfer's last."""
-        size, hop_ns = self._chunk_bytes, self._durations.hop_ns
+        size, service, ends_ns = self._chunk_bytes, self._service, self._chunk_ends_ns
         assert size is not None
         last = -(-transfer.left_bytes // size)
-        elapsed_ns = now - self._since_ns
-        number = bisect_right(range(1, last), elapsed_ns, key=lambda k: hop_ns(self.index, k * size)) + 1
+        while len(ends_ns) < last:
+            ends_ns.append(self._durations.hop_ns(self.index, len(ends_ns) * size))
+        since_ns = self._services[service * SERVICE + STARTED]
+        number = bisect_right(ends_ns, now - since_ns, 1, last)
         if number == last:
             return
-        self._cut_at = number
-        service = self._service
+        self.cut_at = number
         alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
-        alarm.set(self._since_ns + hop_ns(self.index, number * size), self._order(transfer))
+        alarm.set(since_ns + ends_ns[number], self._order(transfer))
 
     def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
-        if (service, chunks) != (self._service, self._cut_at):
+        if (service, chunks) != (self._service, self.cut_at):
             return  # it has ended, or the demand has gone since
-        self._cut_at = 0
+        self.cut_at = 0
         assert self._chunk_bytes is not None
         moved = chunks * self._chunk_bytes
         issued = self.issued

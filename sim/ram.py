@@ -24,27 +24,27 @@ class RamTier(Slots):
         self.blocked = self.pinned
         self.lookups = self.hits = 0
         self.evictions: list[tuple[int, int]] = []  # (call, key)
-        self._keys: list[int] = []  # looked up and not told yet
+        self.untold: list[int] = []
+        """Keys that were looked up, and the policy has not been told."""
         self._outcomes: list[int] = []
+        self._plane = geometry.plane
 
     def look_up(self, key: int) -> bool:
         """Whether a key is resident. It is pinned from now on, and ``tell`` will say so to the policy."""
         found = self.state[key] == RESIDENT
         self.pinned[key] = 1
-        self._keys.append(key)
+        self.untold.append(key)
         self._outcomes.append(HIT if found else MISS)
         return found
 
     def tell(self, gate: Gate) -> None:
-        """Tell the policy what has been looked up since it was last told, in one call."""
-        keys, outcomes = self._keys, self._outcomes
-        if not keys:
-            return
+        """Tell the policy what has been looked up since it was last told (``untold``), in one call."""
+        keys, outcomes, plane = self.untold, self._outcomes, self._plane
         # What is queued is the wanted variant: only what is there or on its way can serve for another.
-        self.cache.on_requests(keys, [key // self.geometry.plane for key in keys], outcomes, gate)
+        self.cache.on_requests(keys, [key // plane for key in keys], outcomes, gate)
         self.lookups += len(keys)
         self.hits += outcomes.count(HIT)
-        self._keys, self._outcomes = [], []
+        self.untold, self._outcomes = [], []
 
     def take_in(self, key: int, must: bool, call: int) -> bool:
         """Claim the slot that a hop brings a key into, unless that is done; False if there is none."""

@@ -252,9 +252,12 @@ class Transfers:
                 self._never_issued[DROPPED_NO_SLOT] += 1
                 self.events += (self.calls, DROP_NO_SLOT, key, -1)
                 return None
-            transfer.link = transfer.first_link = self._begin_link(key)
-            transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
-            transfer.partial = transfer.staged = moved_bytes < self._key_bytes[key]
+            link = self._begin_link(key)
+            if link:
+                transfer.link = transfer.first_link = link
+            if moved_bytes < self._key_bytes[key]:
+                transfer.partial = transfer.staged = True
+                transfer.left_bytes = self.hop_bytes(transfer, link)
         self._transfer_of[key] = transfer
         self.state[key] = QUEUED
         (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
