@@ -43,6 +43,7 @@ class ContendedLink(PagedLink):
     def __init__(self, machine: ContestedMachine, index: int) -> None:
         super().__init__(machine, index, cast(PagedDurations, machine.durations))
         self._contest, self._latency_ns = machine.contest, self._durations.latency_ns(index)
+        self.is_cuttable, self.cut_at = self._chunk_bytes is not None, -1
         self._engines = self.controller.route.engines[index]
         self.room *= self._engines
         self.serving: list[Service] = []  # ``issued`` holds those that wait for an engine
@@ -104,7 +105,7 @@ class ContendedLink(PagedLink):
         if following is not None:
             self.issued.append(following)
         self._begin(now)
-        self.machine.settle(self.index, now, following is not None)
+        self.machine.settle(now, self.index, following is not None)
         self.machine.arrive(key, transfer.number, now)
 
     # ---- from a head (cut-through)
@@ -131,8 +132,9 @@ class ContendedLink(PagedLink):
     # ---- in chunks
 
     def consider_cut(self, now: int) -> None:
-        if self._chunk_bytes is None or not self.serving:
+        if not self.serving:
             return
+        assert self._chunk_bytes is not None
         service = self.serving[0]
         # Only a prefetch gives way, and only to what waits.
         if not service.transfer.prefetch or not (self.queues[0] or self.issued or service.cut):
@@ -172,7 +174,7 @@ class ContendedLink(PagedLink):
         if following is not None:
             self.issued.append(following)
         self._begin(now)
-        self.machine.settle(self.index, now, following is not None)
+        self.machine.settle(now, self.index, following is not None)
 
     # ---- the end of the run
 

@@ -74,8 +74,9 @@ class Controller(Transfers):
     """
 
     __slots__ = (
-        "_cancels_all", "_common_size", "_forecasting", "_has_extras", "_looking_up", "_plain", "_prefetches_of",
-        "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "predictor", "waiting",
+        "_cancels_all", "_common_size", "_experts", "_extras", "_forecasting", "_gate", "_has_extras", "_looking_up",
+        "_plain", "_prefetches_of", "_rows", "_trims", "_unmasked", "_wanted", "admitted", "gate_calls", "lookup_keys",
+        "lookup_outcomes", "predictor", "waiting",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
@@ -503,10 +504,13 @@ class Controller(Transfers):
         if self._cancels_all:
             self._cancel(self._waiting_prefetches(), serving)
         if self.loader.cancel_stale:
-            self._cancel(of_site, serving)
+            for transfer in of_site:
+                if transfer.waits:
+                    self._cancel(of_site, serving)
+                    break
         # What serves this gate is no longer stale; only on a long or chunked way may what has started wait again.
-        kept = () if self._is_simple else [t for t in of_site if not t.cancelled and (t.waits or not t.over)]
-        self._prefetches_of[site] = [*kept]
+        kept = [] if self._is_simple else [t for t in of_site if not t.over and not t.cancelled]
+        self._prefetches_of[site] = kept
         self._drop_cancelled()
 
     def _drop_cancelled(self) -> None:

@@ -61,17 +61,18 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
 class Engine:
     """The links, the compute stream and the CPU around one controller."""
 
-    # What the common gate uses: of so many attributes Python finds those in slots sooner.
+    # What the common gate uses. Of what is left there must be less than 30: a larger dict makes each call slower.
     __slots__ = (
-        "__dict__", "_arrivals", "_awaited", "_end_ns", "_free_ns", "_gate", "_gate_alarm", "_gates", "_groups",
-        "_idles", "_is_as_ready", "_is_common_step", "_is_simple_step", "_numbers", "_one_token_ns", "_only_link",
-        "_put", "_releases", "_row", "_site", "_walk", "controller", "env",
+        "__dict__", "_arrivals", "_awaited", "_cuttable", "_end_ns", "_free_ns", "_gate", "_gate_alarm", "_gates",
+        "_groups", "_idles", "_is_as_ready", "_is_common_step", "_is_simple_step", "_later_lookups", "_lead_ns",
+        "_links", "_one_token_ns", "_only_link", "_polled", "_put", "_releases", "_row", "_schedule", "_site", "_step",
+        "_streams_dense", "_sync_ns", "_units", "_wake_ns", "_walk", "controller", "env", "other_calls",
     )  # fmt: skip
 
     def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
-        self._put, self._numbers = env.put, env.numbers
+        self._put = env.put
         record = NotedRecord()
         self.record: Record = record
         self._notes = record.notes
@@ -140,7 +141,7 @@ class Engine:
 
     # ---- calls of the controller
 
-    def _poll(self, now: int, but: int = -1, but_always: bool = True) -> None:
+    def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
         """After a call: poll each link that has room, and ask chunked ones whether to give way.
 
         Where a prefetch is given up on the way, a link may have waited for what it held: all are polled again. ``but``
@@ -158,12 +159,8 @@ class Engine:
             if not but_always:
                 but = -1
         for link, demands in self._cuttable:
-            if demands or link.may_be_cut or link.room > 1:
+            if demands or link.cut_at or link.room > 1:
                 link.consider_cut(now)
-
-    def settle(self, link: int, now: int, has_issued: bool) -> None:
-        """After a call about a transfer of ``link``."""
-        self._poll(now, link, has_issued)
 
     def _idle(self, until_ns: int, cause: int) -> None:
         """The compute stream has nothing to do from when it was free until then."""
@@ -203,7 +200,7 @@ class Engine:
         for sequence in step.begins:
             self.controller.begin_sequence(sequence)
             self.other_calls.append(now)
-            self._poll(now)
+            self.settle(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
         self._is_common_step = self._is_simple_step and self._is_as_ready
@@ -229,9 +226,9 @@ class Engine:
         """``_end_site`` of the common gate, and what follows, in one piece: this runs at every gate."""
         self._end_ns.append(free_ns)
         for site, lead_ns in self._walk:
-            self._site, alarm = site, self._gate_alarm
+            self._site, alarm, put = site, self._gate_alarm, self._put
             alarm.at_ns = at_ns = free_ns + lead_ns
-            self._put((at_ns, GATE, next(self._numbers), alarm))
+            put((at_ns, GATE, 0, alarm))  # there is but one: it needs no number
             return
         self._begin_tail(now)
 
@@ -274,7 +271,7 @@ class Engine:
         for sequence in step.ends:
             self.controller.end_sequence(sequence)
             self.other_calls.append(now)
-            self._poll(now)
+            self.settle(now)
         if step.ends:
             self._go_on(now)
         else:
@@ -310,7 +307,7 @@ class Engine:
             free = self._free_ns = now + count * self._one_token_ns[self._site]
             link = self._only_link
             if link is None:
-                self._poll(now)
+                self.settle(now)
             elif len(link.issued) < link.room:
                 link.fill(now)
             if waits is None:
@@ -338,12 +335,12 @@ class Engine:
     def _on_prediction(self, tick: int, now: int) -> None:
         self.other_calls.append(now)
         self.controller.prediction_ready(tick)
-        self._poll(now)
+        self.settle(now)
 
     def _take(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
         """Set to work what an admission found (its first lookup is ``row``), and poll."""
         left_out = self._line_up(outcomes, waits, row, now)
-        self._poll(now)
+        self.settle(now)
         for key in left_out:
             # What the placement leaves out is over at once; others may wait for its place.
             if self.controller.waiting:
@@ -463,7 +460,7 @@ class Engine:
             self._wake(now, CPU_RESULT)
             self._release(key, now)
         else:
-            self._poll(now)
+            self.settle(now)
             if not (self._awaited or self._cpu):
                 self._wake(now, CPU_RESULT)
         self._end_site_if_done(now)

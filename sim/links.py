@@ -38,8 +38,8 @@ class Machine(Protocol):
     other_calls: list[int]
     """Times of the controller's calls, gates left out."""
 
-    def settle(self, link: int, now: int, has_issued: bool) -> None:
-        """A call about a transfer of ``link`` was made, and has issued another one there or not: poll the others."""
+    def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
+        """After a call: poll each link that has room, but for one that the call was about, if that has issued."""
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device."""
@@ -47,6 +47,11 @@ class Machine(Protocol):
 
 class Link:
     """A link with one engine."""
+
+    is_cuttable = False
+    """What it serves may have to give way at the end of a chunk: ``consider_cut`` is for these."""
+    cut_at = 0
+    """Chunks of a service after which it is to be cut, 0: not at all, -1: ask. The service may have ended since."""
 
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
@@ -82,6 +87,9 @@ class Link:
             if len(issued) == 1:
                 self._serve(transfer, now)
 
+    def consider_cut(self, now: int) -> None:
+        """After every call: what is in service may have to give way."""
+
     def _order(self, transfer: Transfer) -> int:
         return TRANSFER_END + (transfer.number << 2) + self._rank
 
@@ -96,9 +104,9 @@ class Link:
             self._set_end(transfer, now)
             return
         # ``_set_end`` in one piece: this runs at every hop.
-        alarm = self._alarm
+        alarm, put = self._alarm, self._put
         alarm.at_ns = at_ns = now + duration
-        self._put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
+        put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         duration = self.service_ns(transfer)
@@ -130,7 +138,7 @@ class Link:
     def _on_head(self, transfer: Transfer, now: int) -> None:
         self._calls.append(now)
         self.controller.head_done(self.index, transfer)
-        self.machine.settle(-1, now, True)
+        self.machine.settle(now)
 
     def _on_end(self, alarm: Alarm) -> None:
         now, issued = alarm.at_ns, self.issued
@@ -142,12 +150,14 @@ class Link:
             issued.append(following)
         if issued:
             self._serve(issued[0], now)
+        machine = self.machine
         if self._is_alone:
             if key in self._awaited:
-                self.machine.arrive(key, transfer.number, now)
+                machine.arrive(key, transfer.number, now)
             return
-        self.machine.settle(self.index, now, following is not None)
-        self.machine.arrive(key, transfer.number, now)
+        machine.settle(now, self.index, following is not None)
+        if key in self._awaited or transfer.dense:
+            machine.arrive(key, transfer.number, now)
 
 
 class PagedLink(Link):
@@ -169,24 +179,24 @@ class PagedLink(Link):
         return duration
 
 
+def _ignore(alarm: Alarm) -> None:
+    """Of a service that was cut."""
+
+
 class ChunkedLink(Link):
     """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut, not a chunk."""
 
+    is_cuttable = True
+
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
-        self.cut_at = 0
-        """Chunks of the service in progress after which it is to be cut; 0: not at all."""
+        self._cut_service = -1
         self._chunk_ends_ns = [0]  # by number of chunks, after the start of a service
 
-    def _on_end(self, alarm: Alarm) -> None:
-        if alarm is not self._alarm:
-            return  # that of a service that was cut
-        self.cut_at = 0
-        Link._on_end(self, alarm)
-
     def consider_cut(self, now: int) -> None:
-        """After every call: what is in service may have to give way."""
         issued = self.issued
+        if self._cut_service != self._service:
+            self.cut_at = 0
         # Only a prefetch gives way, and only to what waits.
         if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self.cut_at):
             return
@@ -206,7 +216,7 @@ class ChunkedLink(Link):
         number = bisect_right(ends_ns, now - since_ns, 1, last)
         if number == last:
             return
-        self.cut_at = number
+        self.cut_at, self._cut_service = number, service
         alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
         alarm.set(since_ns + ends_ns[number], self._order(transfer))
 
@@ -221,6 +231,7 @@ class ChunkedLink(Link):
         self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
         # An event cannot be taken back: that of the service's end will ring in vain.
+        self._alarm.callbacks[0] = _ignore
         self._alarm = Alarm(self._env, self._on_end)
         self._calls.append(now)
         issued.popleft()
@@ -229,7 +240,7 @@ class ChunkedLink(Link):
             issued.append(following)
         if issued:
             self._serve(issued[0], now)
-        self.machine.settle(self.index, now, following is not None)
+        self.machine.settle(now, self.index, following is not None)
 
 
 class Engine:
@@ -328,7 +339,7 @@ class SharedLink(Link):
             self.issued.append(following)
         self._begin(now)
         self._set_alarm(now)
-        self.machine.settle(self.index, now, following is not None)
+        self.machine.settle(now, self.index, following is not None)
         self.machine.arrive(key, transfer.number, now)
 
 

@@ -46,11 +46,13 @@ QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Ev
 class Transfers:
     """What is queued, on its way, resident and staged. The upper half is ``sim.controller.Controller``."""
 
-    # What the common gate and transfer use: of so many attributes Python finds those in slots sooner.
+    # What the common gate and transfer use. Of what is left there must be less than 30: a larger dict makes each call
+    # slower.
     __slots__ = (
-        "__dict__", "_demands", "_is_simple", "_is_stale", "_key_bytes", "_masks", "_nothing", "_pins", "_prefetches",
-        "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued", "loader",
-        "payload", "pinned", "queues", "ram", "slots", "state",
+        "__dict__", "_chunked", "_claims_at_queue", "_demands", "_is_simple", "_is_stale", "_key_bytes",
+        "_limits_staging", "_masks", "_nothing", "_on_link", "_outermost", "_pins", "_prefetches", "_ram_link",
+        "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued",
+        "loader", "payload", "pinned", "queues", "ram", "slots", "state",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,

@@ -300,7 +300,7 @@ class Machine:
         site = 1 + (submission.of if submission.kind == "need" else index)
         gate = Asked(site, submission.count, units)
         self.controller.gate(gate if submission.kind != "prefetch" else Asked(0, 0, units, [gate]))  # type: ignore[arg-type]
-        self.engine._poll(self.env.now)
+        self.engine.settle(self.env.now)
 
     @property
     def rows(self) -> list[Row]:
