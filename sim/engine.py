@@ -294,7 +294,9 @@ class Engine:
         controller, gate = self.controller, self._gate
         gate.visit(self._site)
         first = self._row
-        self._gates += (now, first)
+        gates = self._gates
+        gates.append(now)
+        gates.append(first)
         outcomes, waits = controller.gate(gate)
         count = len(outcomes)
         self._row = first + count

@@ -23,6 +23,7 @@ from sim.types import Cause, Geometry, PrefetchOutcome, Route
 
 # Plain ints: members of an IntEnum are looked up and compared several times slower.
 EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
+LATE, PROMOTED = int(PrefetchOutcome.LATE), int(PrefetchOutcome.PROMOTED)
 CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
 DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 
@@ -301,7 +302,7 @@ class Transfers:
         if not transfer.prefetch:
             return transfer
         transfer.awaited = True
-        transfer.outcome = PrefetchOutcome.LATE
+        transfer.outcome = LATE
         if transfer.number >= 0 and self.loader.promote and not transfer.urgent:
             transfer.urgent = True
             if transfer.waits and self.loader.demand_first:
@@ -311,7 +312,7 @@ class Transfers:
 
     def _promote(self, transfer: Transfer) -> Transfer:
         """A prefetch that has never started becomes a demand."""
-        self._never_issued[PrefetchOutcome.PROMOTED] += 1
+        self._never_issued[PROMOTED] += 1
         if not self.loader.demand_first:
             transfer.prefetch = False
             transfer.call = self.calls
@@ -476,12 +477,12 @@ class Transfers:
 
     def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
         """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
-        state, on_evict = self.state, self.cache.on_evict
+        state, cache = self.state, self.cache
         for victim in victims:
             if state[victim]:
                 self._transfer_of[victim].outcome = EVICTED_UNUSED
             state[victim] = ABSENT
-            on_evict(victim)
+            cache.on_evict(victim)
         if len(victims) > named:
             for victim in victims[named:]:
                 self.events += (self.calls, EVICT, victim, key)

@@ -39,9 +39,8 @@ class LRU(Pooled):
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         order = self._only_order
         if order is not None:
-            pop = order.pop
             for key in keys:
-                pop(key, None)
+                order.pop(key, None)
                 order[key] = None
             return
         if self.goes_by_rows and len(gate.experts) > 1:
