@@ -478,19 +478,24 @@ def _own_site(draw: Draw, scenario: Scenario) -> Scenario:
     ))  # fmt: skip
 
 
+def _as_fits(scenario: Scenario, pool: PoolSpec, capacity: int) -> PoolSpec:
+    """The pool with another capacity, and of its first contents what that holds."""
+    room, kept = capacity, []
+    for key in pool.initial:
+        if scenario.slot(key) <= room:
+            room -= scenario.slot(key)
+            kept.append(key)
+    return replace(pool, capacity_bytes=capacity, initial=tuple(kept))
+
+
 def _short_pools(draw: Draw, scenario: Scenario) -> Scenario:
     """Some pools hold less than one token's needs, down to nothing."""
 
     def shortened(pool: PoolSpec) -> PoolSpec:
         if not draw.coin(0.7):
             return pool
-        room = capacity = draw.between(0, min(pool.capacity_bytes, scenario.at_once * max(scenario.variant_bytes)))
-        kept = []
-        for key in pool.initial:
-            if scenario.size(key) <= room:
-                room -= scenario.size(key)
-                kept.append(key)
-        return replace(pool, capacity_bytes=capacity, initial=tuple(kept))
+        one_token = scenario.at_once * max(scenario.variant_bytes)
+        return _as_fits(scenario, pool, draw.between(0, min(pool.capacity_bytes, one_token)))
 
     pools = tuple(shortened(pool) for pool in scenario.pools)
     return _loader(replace(scenario, pools=pools), staging_slots=_staging_slots(draw, scenario))
@@ -501,7 +506,8 @@ def _held_bytes(draw: Draw, scenario: Scenario) -> Scenario:
     grown = [draw.between(1, 3) for _ in scenario.variant_bytes]
     held = tuple(size * times for size, times in zip(scenario.variant_bytes, grown, strict=True))
     pools = tuple(replace(pool, capacity_bytes=pool.capacity_bytes * max(grown)) for pool in scenario.pools)
-    return replace(scenario, held_bytes=held, pools=pools)
+    scenario = replace(scenario, held_bytes=held, pools=pools)
+    return replace(scenario, pools=tuple(_as_fits(scenario, pool, pool.capacity_bytes) for pool in pools))
 
 
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {

@@ -18,7 +18,7 @@ from differential.scenario import Scenario, random_scenario
 from sim.alarms import Clock, Entry
 from sim.build import build
 from sim.controller import Controller
-from sim.engine import simulate
+from sim.engine import Engine, simulate
 from sim.record import NO_REQUEST, Record
 from sim.trace import Trace
 from sim.types import Outcome, Step
@@ -241,3 +241,15 @@ def test_every_system_costs_no_more(
     releases = len(built.controller.wave_calls) // 2
     assert gates == 16 * len(built.workload.steps) > 1000
     assert events[0] - gates - len(record.service_number) - releases - boundaries(built.workload.steps) in THE_END
+
+
+@pytest.mark.parametrize("chunks", ["null", "1048576"])
+def test_what_runs_at_every_gate_finds_its_methods_fast(
+    configure: Callable[..., DictConfig], bundled_trace: Trace, chunks: str
+) -> None:
+    """Python keeps up to thirty attributes inside an object; with more, every call of a method takes the slow way."""
+    built = build(configure("system=hobbit", f"loader.chunk_bytes={chunks}"), "hobbit", bundled_trace)
+    engine = Engine(Clock(), built.controller, built.workload, built.durations)
+    links = engine._polled[0][-1], built.controller.slots
+    for one in (engine, built.controller, *links, built.controller.cache):
+        assert len(vars(one)) < 30, type(one)
