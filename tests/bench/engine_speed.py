@@ -1,8 +1,8 @@
 """Token-layers a second of the engine, beside this machine's SimPy timeouts a second. Measures, asserts nothing.
 
 Each shape: one synthetic sequence, half of the experts resident, gate lookahead of one site, lookup, transfer and
-decision columns on, derived tables and bounds outside, one core, CPU time, medians; then the first shape with LRU on
-other machines. The last line is one JSON document.
+decision columns on, derived tables and bounds outside, one core, CPU time, medians of pairs; then the first shape with
+LRU on other machines. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Linear(dict[int, int]):
         return self.setdefault(moved_bytes, round(moved_bytes / 25) + 10_000)
 
 
-def timeouts_per_s(count: int = 200_000) -> float:
+def timeouts_per_s(count: int = 100_000) -> float:
     """One SimPy process that waits ``count`` times."""
     env = simpy.Environment()
 
@@ -114,40 +114,59 @@ def token_layers_per_s(name: str, trace: Trace, make: Callable[[], CachePolicy],
     return len(controller.gate_calls) / (time.process_time() - start)
 
 
-def measure(repeats: int, runs: Mapping[str, Callable[[], float]]) -> tuple[float, dict[str, float]]:
-    """Medians: timeouts a second, and what each run gives."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    base = []
+@dataclass(frozen=True)
+class Found:
+    """Medians of repeats: token-layers a second; their ratio to the timeouts a second just before and after, and the
+    ratio's quartiles: machines that others share change their pace within seconds.
+    """
+
+    rate: float
+    ratio: float
+    quartiles: tuple[float, float]
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e3:.0f}k, {self.ratio:.3f}, {self.quartiles[0]:.3f} to {self.quartiles[1]:.3f}"
+
+
+def measure(repeats: int, runs: Mapping[str, Callable[[], float]]) -> tuple[float, dict[str, Found]]:
+    """The median of timeouts a second, and what each run gives; runs take turns."""
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    ratios: dict[str, list[float]] = {name: [] for name in runs}
+    base = [timeouts_per_s()]
     for _ in range(repeats):
-        base.append(timeouts_per_s())
         for name, run in runs.items():
-            found[name].append(run())
-    return statistics.median(base), {name: statistics.median(values) for name, values in found.items()}
+            rates[name].append(run())
+            base.append(timeouts_per_s())
+            ratios[name].append(rates[name][-1] / statistics.harmonic_mean(base[-2:]))
+    found = {}
+    for name, values in ratios.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        found[name] = Found(statistics.median(rates[name]), middle, (low, high))
+    return statistics.median(base), found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
-    console, results = Console(), dict[str, Any]()
-    table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio)" for name in CACHES), "goal (LRU)")
+    console, results = Console(width=160), dict[str, Any]()
+    table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio, its quartiles)" for name in CACHES), "goal (LRU)")
     for name in TIMES:
         trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
         runs = {cache: partial(token_layers_per_s, name, trace, make) for cache, make in CACHES.items()}
-        timeouts, rates = measure(repeats, runs)
-        cells = [f"{rate / 1e3:.0f}k, {rate / timeouts:.3f}" for rate in rates.values()]
-        table.add_row(name, f"{timeouts / 1e6:.2f}M", *cells, f"{GATES[name]}")
-        results[name] = {"timeouts_per_s": timeouts, **{cache: rate / timeouts for cache, rate in rates.items()}}
+        timeouts, found = measure(repeats, runs)
+        table.add_row(name, f"{timeouts / 1e6:.2f}M", *map(str, found.values()), f"{GATES[name]}")
+        results[name] = {"timeouts_per_s": timeouts, **{cache: one.ratio for cache, one in found.items()}}
     console.print(table)
     name = next(iter(TIMES))
     trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
     runs = {machine: partial(token_layers_per_s, name, trace, LRU, of) for machine, of in MACHINES.items()}
-    timeouts, rates = measure(repeats, runs)
-    table = Table(f"{name}, LRU", "TL/s", "ratio")
-    for machine, rate in rates.items():
-        table.add_row(machine, f"{rate / 1e3:.0f}k", f"{rate / timeouts:.3f}")
+    _, found = measure(repeats, runs)
+    table = Table(f"{name}, LRU", "TL/s, ratio, its quartiles")
+    for machine, one in found.items():
+        table.add_row(machine, str(one))
     console.print(table)
-    results["machines"] = {machine: rate / timeouts for machine, rate in rates.items()}
+    results["machines"] = {machine: one.ratio for machine, one in found.items()}
     print(json.dumps(results))
 
 
