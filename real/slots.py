@@ -15,17 +15,18 @@ import numpy as np
 import torch
 
 from real.reading import Bytes
-from real.room import Room
+from real.room import ALIGNMENT, Room
 from sim.slots import IN_FLIGHT, Slots
 
 
 class SlotMemory:
     """``outside_bytes`` come on top of the pools: staging slots, and what pools may hold over their capacity.
-    ``keeps_slot(key)``: a key that is neither there nor on its way has a slot all the same.
+    ``keeps_slot(key)``: a key that is neither there nor on its way has a slot all the same. ``take``: gives the memory,
+    uint8, at a multiple of 64 bytes.
     """
 
-    def __init__(self, slots: Slots, outside_bytes: int = 0,
-                 keeps_slot: Callable[[int], bool] = lambda key: False) -> None:  # fmt: skip
+    def __init__(self, slots: Slots, outside_bytes: int = 0, keeps_slot: Callable[[int], bool] = lambda key: False,
+                 take: Callable[[int], Bytes] | None = None) -> None:  # fmt: skip
         self._slots = slots
 
         def is_gone(key: int) -> bool:
@@ -33,10 +34,7 @@ class SlotMemory:
 
         self._room = Room((*slots.capacity_bytes, outside_bytes), is_gone)
         self.num_bytes = self._room.num_bytes
-        self._mapping = mmap.mmap(-1, max(1, self._room.end))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: Any = np.frombuffer(self._mapping, np.uint8)
+        self.bytes: Any = (take or _mapped)(self._room.end)
         self._tensor = torch.from_numpy(self.bytes)
 
     @property
@@ -78,3 +76,15 @@ class SlotMemory:
             assert sum(length for _, length in extents) == self._slots.key_bytes[key]
         for key in range(self._slots.geometry.num_keys):
             assert not held(key) or self.holds(key), self._slots.geometry.name_of(key)
+
+
+def _mapped(num_bytes: int) -> Bytes:
+    mapping = mmap.mmap(-1, max(1, num_bytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
+
+
+def most_bytes(slots: Slots) -> int:
+    """What a tier's memory takes at most, the gaps between its pools included."""
+    return sum(capacity + ALIGNMENT for capacity in slots.capacity_bytes)

@@ -18,14 +18,14 @@ from torch import Tensor
 from real.cuda.arena import StagingRing
 from real.cuda.gather import Gatherer
 from real.cuda.runtime import Event, Runtime
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots, Slot, parts_of
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """A variant that rests in pinned memory: ``memory`` is all of its bytes."""
+    """A variant that rests in pinned memory: ``pieces`` are all of its bytes, in order."""
 
-    memory: Tensor
+    pieces: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,10 @@ class CopyEngine:
             place = at
             for target in slot.parts(at, piece):
                 if isinstance(source, Pinned):
-                    self._runtime.copy(target, source.memory[place : place + len(target)], self.stream)
+                    self._copy_pinned(target, source, place)
                 else:
                     self._copy_by_way(target, source, place)
                 place += len(target)
-                self.num_copies += 1
             done += piece
             if due_ns is not None:
                 self._runtime.spin_until(self._clock, due_ns(done), self.stream)
@@ -99,11 +98,19 @@ class CopyEngine:
         """Return when all that has been issued is through."""
         self._runtime.synchronize(self._event())
 
+    def _copy_pinned(self, target: Tensor, source: Pinned, at: int) -> None:
+        done = 0
+        for held in parts_of(source.pieces, at, len(target)):
+            self._runtime.copy(target[done : done + len(held)], held, self.stream)
+            self.num_copies += 1
+            done += len(held)
+
     def _copy_by_way(self, target: Tensor, source: Elsewhere, at: int) -> None:
         buffer = source.ring.take()
         held = buffer[: target.numel()]
         source.read(at, held)
         self._runtime.copy(target, held, self.stream)
+        self.num_copies += 1
         source.ring.give_back(buffer, self._event())
 
     def _gather(self, slot: Slot, source: Scattered, begin: int, count: int) -> None:

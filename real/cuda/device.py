@@ -9,7 +9,8 @@ slower one: real schedules, nominal durations. Results of such runs are *emulate
 device remain its own.
 
 Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store (``source=ram``), what link 1 has
-brought into a pinned transit buffer, or the file by way of staging buffers. There is no managed RAM tier. Where two
+brought into a pinned transit buffer, or the file by way of staging buffers; with a managed RAM tier, its slots, which
+are pinned. Where two
 transfers may be in flight the second one's copy is given to the stream behind the first (`real.cuda.feeder`).
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import Condition, local
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +37,9 @@ from real.cuda.work import DeviceWork, segments_of
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import SiteInputs, Weights
 from real.neurons import Arrivals
-from real.reading import BufferedReader, DirectReader, Reader
+from real.reading import BufferedReader, Bytes, DirectReader, Reader
 from real.settings import Engine
+from real.slots import SlotMemory, most_bytes
 from real.store import Store
 from real.threads import Job, Seat, ThreadedDevice, Worker
 from real.timers import sleep_until
@@ -72,6 +75,7 @@ class CudaDevice(ThreadedDevice):
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
         self._transit: dict[int, Tensor] = {}  # by transfer
+        self.ram: SlotMemory | None = None
         self._cpu_inputs: dict[int, Tensor] = {}
         self._feeder: Feeder | None = None
         self._own = local()
@@ -132,15 +136,18 @@ class CudaDevice(ThreadedDevice):
     def _take_memory(self, engines: tuple[int, ...]) -> None:
         """One arena for all that is pinned."""
         largest, size = max(self._controller.geometry.variant_bytes), self._store.header.num_bytes
-        in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 else 0
+        tier = self._controller.ram
+        in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 and tier is None else 0
         is_home = self._engine.source == "ram"
         staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
         gathers = self._engine.gather_threads, self._engine.gather_columns, self.arrivals.pair_bytes(0)
         if is_home and self._is_partial:
             staging = engines[0] * arena_bytes(*gathers)
         self.arena = PinnedArena(
-            self._runtime, ring_bytes(in_transit, largest) + staging + tables_bytes(1) + (size if is_home else 0)
-        )
+            self._runtime,
+            ring_bytes(in_transit, largest) + staging + tables_bytes(1)
+            + (ring_bytes(1, size) if is_home else 0) + (0 if tier is None else ring_bytes(1, most_bytes(tier))),
+        )  # fmt: skip
         self._content: Tensor | None = None
         self._rings: list[StagingRing] = []
         if is_home:
@@ -152,6 +159,11 @@ class CudaDevice(ThreadedDevice):
             self._rings = [
                 StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])
             ]
+        if tier is not None:
+            self.ram = SlotMemory(tier, take=lambda count: self.arena.take(count).numpy())
+            for key in tier.initial:
+                self.ram.place(key)
+                self._bring(key, 0, list(self.ram.pieces(key, 0, self._bytes_of(key))))
         self._free_transit = [self.arena.take(largest) for _ in range(in_transit)]
         self._transit_given_back = Condition(self.lock)
 
@@ -183,7 +195,7 @@ class CudaDevice(ThreadedDevice):
                 gatherer.close()
             # The garbage collector would take its time, and a next run needs the room.
             self._segments, self._content, self._rings, self._free_transit = None, None, [], []
-            self._gatherers = []
+            self._gatherers, self.ram = [], None
             self._transit.clear()
             self.slots.release()
             self.arena.close()
@@ -226,6 +238,8 @@ class CudaDevice(ThreadedDevice):
             self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
         if service.link == 0:
             self.slots.place(service.key)
+        elif self.ram is not None:
+            self.ram.place(service.key)
         super().serve(service)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
@@ -256,8 +270,8 @@ class CudaDevice(ThreadedDevice):
         self._end(engine, service)
 
     def _copy(self, service: Service, done: int, count: int) -> None:
-        """Some bytes of an outer link's service into its transit buffer; or all of one of several engines' to the
-        device, unpaced."""
+        """Some bytes of an outer link's service into the RAM tier or its transit buffer; or all of one of several
+        engines' to the device, unpaced."""
         if service.link == 0:
             engine, slot = self._engines[service.engine], self.slots.of(service.key)
             engine.begin(slot, is_paced=False)
@@ -265,17 +279,27 @@ class CudaDevice(ThreadedDevice):
             engine.copy(slot, self._source(service, begin + count), begin, count)
             self._end(engine, service)
             return
-        buffer = self._transit_of(service.number)
         begin = self._base[service.row] + done
-        if service.link == self._controller.route.links - 1:
-            if self._content is not None:
-                offset = self._offset(service.key) + begin
-                buffer[begin : begin + count].copy_(self._content[offset : offset + count])
-            else:
-                self._reader().read(self._offset(service.key) + begin, buffer[begin : begin + count].numpy())
+        if self.ram is not None:
+            targets = list(self.ram.pieces(service.key, begin, count))
+            for target in targets:
+                self._runtime.host_writes(torch.from_numpy(target))
+        else:
+            targets = [self._transit_of(service.number)[begin : begin + count].numpy()]
+        self._bring(service.key, begin, targets)
         with self.lock:
             self._moved[service.link, service.number] = begin + count
             self._news.notify_all()
+
+    def _bring(self, key: int, begin: int, targets: list[Bytes]) -> None:
+        """Bytes of a variant from where it rests for good, from ``begin`` on."""
+        offset = self._offset(key) + begin
+        for target in targets:
+            if self._content is not None:
+                np.copyto(target, self._content[offset : offset + len(target)].numpy())
+            else:
+                self._reader().read(offset, target)
+            offset += len(target)
 
     def _end(self, engine: CopyEngine, service: Service) -> None:
         end = self.slots.end_write(self.slots.of(service.key), engine.stream)
@@ -303,12 +327,17 @@ class CudaDevice(ThreadedDevice):
         if self._controller.route.links == 1:
             return self._home(service.key, service.engine)
         with self.lock:
-            while self._moved.get((1, service.number), 0) < until and not self._stop.is_set():
+            # What the RAM tier held before begins on link 0.
+            is_coming = self.ram is None or (1, service.number) in self._moved
+            while is_coming and self._moved.get((1, service.number), 0) < until and not self._stop.is_set():
                 if not self._news.wait(self._patience_s):
                     raise RuntimeError(
                         f"link 1 has not brought {until} B of transfer {service.number}: nothing happens"
                     )
-            return Pinned(self._transit[service.number])
+            if self.ram is not None:
+                held = self.ram.pieces(service.key, 0, self._bytes_of(service.key))
+                return Pinned(tuple(torch.from_numpy(piece) for piece in held))
+            return Pinned((self._transit[service.number],))
 
     def _home(self, key: int, engine: int) -> Source:
         """A variant where it rests."""
@@ -317,7 +346,7 @@ class CudaDevice(ThreadedDevice):
         if self._content is not None:
             whole = self._content[offset : offset + size]
             if kept is None:
-                return Pinned(whole)
+                return Pinned((whole,))
             pairs = whole.view(-1, self.arrivals.pair_bytes(key))
             return Scattered(self._gatherers[engine], pairs, torch.from_numpy(kept))
 
@@ -437,7 +466,6 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
     loader, name = controller.loader, type(controller.payload).__name__
     is_partial = controller.payload.active_share < 1
     refused = {
-        "a managed RAM tier": controller.ram is not None,
         f"{controller.route.links} links": controller.route.links > 2,
         f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
         f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,

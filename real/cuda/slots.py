@@ -45,12 +45,17 @@ class Slot:
 
     def parts(self, begin: int, count: int) -> Iterator[Tensor]:
         """The memory of bytes ``begin .. begin + count``, in order."""
-        for piece in self.pieces:
-            if count > 0 and begin < len(piece):
-                part = piece[begin : begin + count]
-                yield part
-                count -= len(part)
-            begin = max(0, begin - len(piece))
+        return parts_of(self.pieces, begin, count)
+
+
+def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tensor]:
+    """Bytes ``begin .. begin + count`` of what lies in pieces, in order."""
+    for piece in pieces:
+        if count > 0 and begin < len(piece):
+            part = piece[begin : begin + count]
+            yield part
+            count -= len(part)
+        begin = max(0, begin - len(piece))
 
 
 class Grid:

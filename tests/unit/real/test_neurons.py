@@ -195,6 +195,7 @@ def _check_partial(device: CpuDevice, key: int, held: Any, home: Any) -> None:
     assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_up_projections_are_the_models_own_at_two_bits_and_count_as_a_loss(
     stores: Path, bundled_trace: Trace
 ) -> None:

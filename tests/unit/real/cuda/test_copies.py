@@ -67,7 +67,7 @@ def load(b: Bench, key: int, source: Any = None) -> Tensor:
     if source is None:
         memory = b.arena.take(SIZE)
         memory.copy_(want)
-        source = Pinned(memory)
+        source = Pinned((memory,))
     b.held.state[key] = RESIDENT
     slot = b.slots.place(key)
     b.engine.begin(slot, is_paced=False)
@@ -136,11 +136,11 @@ def test_work_on_the_legacy_stream_is_found() -> None:
 def test_memory_that_is_not_pinned_is_found() -> None:
     b = bench()
     with pytest.raises(OrderError, match="not pinned"):
-        load(b, 0, Pinned(content(0)))
+        load(b, 0, Pinned((content(0),)))
     held = b.arena.take(SIZE)
     b.arena.close()
     with pytest.raises(OrderError, match="not pinned"):
-        load(b, 1, Pinned(held))
+        load(b, 1, Pinned((held,)))
 
 
 class File:
@@ -193,10 +193,10 @@ def test_a_paced_service_is_held_until_each_piece_is_due_on_an_absolute_schedule
     slot = b.slots.place(0)
     b.runtime.time_ns = 7_000
     b.engine.begin(slot, is_paced=True)
-    b.engine.copy(slot, Pinned(memory), 0, 600, lambda count: 50 + 2 * count)
+    b.engine.copy(slot, Pinned((memory,)), 0, 600, lambda count: 50 + 2 * count)
     b.engine.finish()
     assert b.runtime.time_ns == 7_000 + 50 + 2 * 600
-    b.engine.copy(slot, Pinned(memory), 600, 400, lambda count: 50 + 2 * count, done=600)
+    b.engine.copy(slot, Pinned((memory,)), 600, 400, lambda count: 50 + 2 * count, done=600)
     b.engine.end(slot)
     assert b.runtime.time_ns == 7_000 + 50 + 2 * SIZE
     assert [line for line in b.runtime.log if "holds" in line] == [
@@ -237,7 +237,7 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
         slot, stored = slots.place(key), arena.take(mixed.key_bytes[key])
         stored.copy_(content(key)[: len(stored)])
         engine.begin(slot, is_paced=False)
-        engine.copy(slot, Pinned(stored), 0, len(stored))
+        engine.copy(slot, Pinned((stored,)), 0, len(stored))
         engine.end(slot)
         slots.check()
         return stored
@@ -272,7 +272,7 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
         mixed.state[key] = RESIDENT
         slot = slots.place(key)
         engine.begin(slot, is_paced=False)
-        engine.copy(slot, Pinned(memory), 0, SIZE)
+        engine.copy(slot, Pinned((memory,)), 0, SIZE)
         engine.end(slot)
         slots.begin_read(slot, compute)
         runtime.run(compute, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
@@ -283,7 +283,7 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
     slot.readers.clear()
     engine.begin(slot, is_paced=False)
     with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
-        engine.copy(slot, Pinned(memory[:400]), 0, 400)
+        engine.copy(slot, Pinned((memory[:400],)), 0, 400)
 
 
 def test_the_arena_gives_out_aligned_pieces_and_no_more_than_it_has() -> None:

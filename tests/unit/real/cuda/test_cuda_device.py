@@ -23,8 +23,11 @@ from real.live_run import live_driver, prepare
 from real.prepare import Prepared, prepare_replay, read_request
 from sim.build import ROOT
 from sim.record import Record
+from sim.slots import UNUSED
 from sim.trace import Trace
 
+NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
+"""A managed RAM tier of 58 experts, and a link that hands on early."""
 FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
 
@@ -75,6 +78,8 @@ def watch(device: CudaDevice) -> list[int]:
             stored = b"".join(stored[width * neuron : width * (neuron + 1)] for neuron in held)
         slot = torch.cat([*device.slots.of(key).parts(0, len(stored)), torch.empty(0, dtype=torch.uint8)])
         assert slot.numpy().tobytes() == stored, f"{key} holds other bytes"
+        if device.ram is not None and len(seen) % 8 == 0:
+            check_ram(device, whole)
         seen.append(key)
         compute(key, rows)
         with device.lock:
@@ -82,6 +87,20 @@ def watch(device: CudaDevice) -> list[int]:
 
     device._compute_expert = look  # type: ignore[method-assign]
     return seen
+
+
+def check_ram(device: CudaDevice, whole: bytes) -> None:
+    """What the RAM tier holds has the store's bytes."""
+    tier = device._controller.ram
+    assert device.ram is not None
+    assert tier is not None
+    with device.lock:
+        held = [key for key, state in enumerate(tier.state) if state <= UNUSED]
+        assert len(held) > 20
+        for key in held:
+            offset = device._offset(key)
+            stored = whole[offset : offset + device._bytes_of(key)]
+            assert device.ram.blob(key).numpy().tobytes() == stored, f"{key} holds other bytes in RAM"
 
 
 def replay(run: Prepared) -> tuple[Record, list[int]]:
@@ -114,6 +133,9 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
      pytest.param(("system=floe", "engine.source=direct"), marks=pytest.mark.thorough),
      pytest.param(("system=floe", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
      pytest.param(("system=fate", "budget.resident_share=0.4"), marks=pytest.mark.thorough),
+     pytest.param(("system=moe_infinity", *NVME), marks=pytest.mark.thorough),
+     pytest.param(("system=fate", "budget.resident_share=0.4", *NVME, "engine.source=buffered"),
+                  marks=pytest.mark.thorough),
      ("system=load_on_demand", "loader.in_flight=2"), ("system=lru", "engine.source=direct"),
      pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough)],
     ids=" ".join,

@@ -31,7 +31,7 @@ class Fed:
             self.home[key].copy_(content(key))
             self.bench.held.state[key] = RESIDENT
         b = self.bench
-        self.feeder = Feeder(b.runtime, b.slots, b.engine, lambda key: Pinned(self.home[key]), self.news,
+        self.feeder = Feeder(b.runtime, b.slots, b.engine, lambda key: Pinned((self.home[key],)), self.news,
                              lambda: self.is_over)  # fmt: skip
 
     @contextmanager
