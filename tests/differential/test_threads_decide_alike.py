@@ -115,6 +115,7 @@ def busy_machine() -> Iterator[None]:
         process.join()
 
 
+@pytest.mark.thorough
 def test_on_a_busy_machine_the_order_differs_and_the_decisions_do_not(busy_machine: None, device: PacedDevice) -> None:
     """The same runs again and again: calls come in other orders, and every order is decided as it should be."""
     others = 0

@@ -71,6 +71,7 @@ def units_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return run
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_it_loses_the_open_sequence_at_most(
     arguments: list[str], whole: Path, tmp_path: Path, units_run: list[int]
 ) -> None:
