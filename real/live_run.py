@@ -86,11 +86,6 @@ def live_driver(prepared: Prepared, output_dir: Path | None = None,
     assert prepared.weightless is not None
     prompts = [LivePrompt(p.prompt.domain, live.split, len(p.prefill), live.new_tokens) for p in passages]
     predictor: Any = run.controller.predictor
-    if getattr(run.controller.selector, "needs_preferences", False):
-        raise ValueError(
-            "precision: a gate masked to what is in memory needs the router's scores of every expert, which a live run "
-            "does not show; choose input=trace, or python -m real.quality for the closed loop"
-        )
     keeps = getattr(predictor, "inputs", None) == "gate_input"
     workload = LiveWorkload(run.trace.header, prompts, predictor.lookahead_sites, keeps_inputs=keeps)
     check_run_memory(run.model, run.hardware, workload.limits, run.controller)

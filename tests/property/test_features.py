@@ -324,9 +324,8 @@ def misled(scenario: Scenario) -> Scenario:
         for request in scenario.requests
     )
     pools = tuple(replace(pool, initial=()) for pool in scenario.pools)
-    return replace(
-        scenario, experts=unknown + 1, steps=tuple(map(elsewhere, scenario.steps)), requests=requests, pools=pools,
-    )  # fmt: skip
+    steps = tuple(replace(elsewhere(step), own=()) for step in scenario.steps)
+    return replace(scenario, experts=unknown + 1, steps=steps, requests=requests, pools=pools)
 
 
 @pytest.mark.parametrize("name", [*FEATURES, "mixture"])

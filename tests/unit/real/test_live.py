@@ -169,7 +169,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
         ("null", ("system=hobbit_cpu",)),
         pytest.param("null", ("system=promoe",), marks=pytest.mark.thorough),
         pytest.param("null", ("system=eap", "budget.resident_share=0.5"), marks=pytest.mark.thorough),
-        pytest.param("null", ("system=swapmoe",), marks=pytest.mark.thorough),
+        pytest.param("null", ("system=lru", "placement=skip_absent"), marks=pytest.mark.thorough),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
