@@ -10,8 +10,8 @@ from sim.exchanged_lookups import Exchanged, Swapped
 from sim.fault_search import FLAG, SWAPPED, Explanation, Found
 from sim.residency_log import ResidencyLog
 
-SHOWN_EXPERTS, SHOWN_LOOKUPS = 3, 8
-"""Experts told of a lookup, and lookups told with their experts; all others are told by row."""
+SHOWN_EXPERTS, SHOWN_LOOKUPS, MOST_PLACES = 3, 8, 100
+"""Experts told of a lookup, lookups told with their experts, and lookups (or pairs) told at all, the others by row."""
 
 
 def layer_name(log: ResidencyLog, site: int) -> str:
@@ -102,8 +102,8 @@ def _tell_lookups(walk: CacheWalk, lookups: Sequence[Exchanged]) -> str:
     if len(lookups) == 1:
         return f"exchanged: the engine was asked at {one(lookups[0])}"
     shown = "; ".join(one(at) for at in lookups[:SHOWN_LOOKUPS])
-    rows = [str(log.line[at.lookup]) for at in lookups[SHOWN_LOOKUPS:]]
-    more = f"; or in row {', '.join(rows)}" if rows else ""
+    rows = [str(log.line[at.lookup]) for at in lookups[SHOWN_LOOKUPS:MOST_PLACES]]
+    more = f"; or in row {', '.join(rows)}{_and_more(len(lookups))}" if rows else ""
     return f"exchanged: in one of {len(lookups)} lookups, and the log cannot tell which, the engine was asked at " \
            f"{shown}{more}"  # fmt: skip
 
@@ -114,9 +114,13 @@ def _tell_pairs(walk: CacheWalk, pairs: Sequence[Swapped]) -> str:
     if len(pairs) == 1:
         (pair,) = pairs
         return f"swapped: {_place(walk, pair.lookup)}, and {_place(walk, pair.other)}, stand in each other's place"
-    told = ", ".join(f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs)
+    told = ", ".join(f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs[:MOST_PLACES])
     return f"swapped: one of {len(pairs)} pairs of lookups, and the log cannot tell which, stand in each other's " \
-           f"place: rows {told}"  # fmt: skip
+           f"place: rows {told}{_and_more(len(pairs))}"  # fmt: skip
+
+
+def _and_more(count: int) -> str:
+    return f", and {count - MOST_PLACES} more" if count > MOST_PLACES else ""
 
 
 def _place(walk: CacheWalk, lookup: int) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,7 @@ from capture.import_trace import main as import_trace
 from sim.cache_replay import Replayer
 from sim.cache_walk import EXCHANGED, CacheWalk
 from sim.fault_search import FLAG, SWAPPED, Explanation, FaultSearch
+from sim.fault_words import MOST_PLACES
 from sim.residency_log import ResidencyLog, read_log
 
 DECODED = 24
@@ -193,16 +195,16 @@ def table(done: list[Record]) -> Iterator[str]:
         yield cells(kind, len(shown), number(shown, "first"), len(decidable), number(decidable, "told"),
                     number(shown, "told"), len(mine))  # fmt: skip
     yield ""
-    yield cells("text altered", "logs", "first deviation", "localised", "as the only one", "one of 2 to 10",
-                "11 to 100", "more", "one guess", "seeds")  # fmt: skip
+    yield cells("text altered", "logs", "first deviation", "localised", "as the only place", "one of 2 to 10",
+                "one of 11 to 100", "one of more", "one guess", "seeds")  # fmt: skip
     yield cells(*["---"] * 10)
     for kind, mine in by_kind(done, "text", list(TEXTS)):
         shown = [one for one in mine if one["shows"]]
         told = [max(one["alike"], 1) for one in shown if one["told"]]
         spans = [sum(low <= alike <= high for alike in told)
-                 for low, high in ((1, 1), (2, 10), (11, 100), (101, 10**9))]  # fmt: skip
+                 for low, high in ((1, 1), (2, 10), (11, MOST_PLACES), (MOST_PLACES + 1, 10**9))]  # fmt: skip
         guess = f"{100 * sum(1 / alike for alike in told) / len(shown):.1f} %" if shown else ""
-        yield cells(kind, len(shown), number(shown, "first"), len(told), *spans, guess, len(mine))
+        yield cells(kind, len(shown), number(shown, "first"), sum(spans[:3]), *spans, guess, len(mine))
 
 
 def by_kind(done: list[Record], what: str, kinds: list[str]) -> list[tuple[str, list[Record]]]:
@@ -221,6 +223,22 @@ def tie_table(done: list[Record]) -> Iterator[str]:
         yield cells(*["---"] * 5)
     for one in mine:
         yield cells(one["kind"], one["seed"], one["held"], one["alike"], "yes" if one["smaller"] else "no")
+
+
+def classes(done: list[Record], right: Course, log: ResidencyLog) -> Iterator[str]:
+    """How many different logs the engines leave whose faults are not decidable."""
+    left: dict[bytes, list[str]] = {}
+    for one in done:
+        if one["what"] == "engine" and one["shows"] and not one["decidable"]:
+            case = draw_case(one["kind"], one["seed"], right, log, BUDGET)
+            assert case is not None
+            left.setdefault(case.log.resident.tobytes(), []).append(one["kind"])
+    most = max(left.values(), key=len, default=[])
+    total = sum(map(len, left.values()))
+    alike = sum(len(kinds) for kinds in left.values() if len(kinds) > 1)
+    yield (f"{total} engines whose fault is not decidable left {len(left)} different logs; {alike} left one that another "
+           f"of them left, too, {len(most)} of them the same one "
+           f"({', '.join(f'{kind} {count}' for kind, count in sorted(Counter(most).items()))})")  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -249,7 +267,7 @@ def main(arguments: list[str]) -> int:
                 journal.flush()
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
-    for line in (*table(done), *tie_table(done)):
+    for line in (*table(done), *tie_table(done), *(classes(done, right, log) if ties else ())):
         print(line)
     return 0
 
