@@ -236,8 +236,8 @@ def classes(done: list[Record], right: Course, log: ResidencyLog) -> Iterator[st
     most = max(left.values(), key=len, default=[])
     total = sum(map(len, left.values()))
     alike = sum(len(kinds) for kinds in left.values() if len(kinds) > 1)
-    yield (f"{total} engines whose fault is not decidable left {len(left)} different logs; {alike} left one that another "
-           f"of them left, too, {len(most)} of them the same one "
+    yield (f"{total} engines whose fault is not decidable left {len(left)} different logs; {alike} left one that "
+           f"another of them left, too, {len(most)} of them the same one "
            f"({', '.join(f'{kind} {count}' for kind, count in sorted(Counter(most).items()))})")  # fmt: skip
 
 
