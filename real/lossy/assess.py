@@ -142,7 +142,7 @@ class Assessment:
         deepest = max(runs, key=lambda run: run.workload.depth)
         self.depth, self.norm = deepest.workload.depth, deepest.workload.norm
         shares = any(run.controller.payload.needs_shares for run in runs)  # type: ignore[attr-defined]
-        trace = load_trace(str(self._path), self.depth, shares)
+        trace = load_trace(str(self._path), self.depth, shares, logits=True)
         self.subject = Subject(weights.load(trace.header), trace, self.sequences)
 
     @cached_property
