@@ -24,7 +24,7 @@ from sim.calls import Call, Difference, RecordedController, RecordedWorkload
 from sim.controller import Controller
 from sim.costs import Durations
 from sim.engine import Engine
-from sim.links import ChunkedLink, Link, Machine, SharedLink
+from sim.links import SERVICE, STARTED, ChunkedLink, Link, Machine, SharedLink
 from sim.loader import Transfer
 from sim.record import Record
 from sim.types import HostCosts, Step
@@ -240,10 +240,10 @@ class ReplayEngine(Engine):
                  lengths: Lengths, tie_ns: int) -> None:  # fmt: skip
         self._lengths, self._tie_ns = lengths, tie_ns
         super().__init__(env, controller, workload, durations)
-        # Nothing has been issued yet: a run begins with the beginning of a sequence.
-        self._links = [make_link(self, index, lengths, tie_ns) for index in range(controller.route.links)]
-        self._cuttable = self._links if controller.loader.chunk_bytes is not None else []
         self._only_link = None
+
+    def _make_links(self) -> Sequence[Link]:
+        return [make_link(self, link, self._lengths, self._tie_ns) for link in range(self.controller.route.links)]
 
     @property
     def _is_simple(self) -> bool:
@@ -310,11 +310,13 @@ class MeasuredChunks(Measured, ChunkedLink):
         return NEVER_NS if self._current in self.lengths.cut else super().service_ns(transfer)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
-        chunk = self._first_chunk(transfer, now - self._since_ns)
+        since_ns = self._services[self._service * SERVICE + STARTED]
+        chunk = self._first_chunk(transfer, now - since_ns)
         if chunk is not None:
-            self._cut_at, end_ns = chunk
-            alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self._cut_at))
-            alarm.set(self._since_ns + end_ns, self._order(transfer))
+            self.cut_at, end_ns = chunk
+            self._cut_service = self._service
+            alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self.cut_at))
+            alarm.set(since_ns + end_ns, self._order(transfer))
 
     def _ring(self, transfer: Transfer, service: int, chunks: int, alarm: Alarm) -> None:
         self._on_cut(transfer, service, chunks, alarm.at_ns)
