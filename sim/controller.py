@@ -585,7 +585,7 @@ class Controller(Transfers):
             if not left:
                 break
             left -= self._queue_prefetch(key, choice.site, choice, gate)
-        if absent and self.ram is not None:
+        if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
 
     def _replace_forecasts(self) -> None:

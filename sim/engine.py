@@ -103,7 +103,7 @@ class Engine:
         self._links: Sequence[Link] = self._make_links()
         # What every call asks of its links, in one piece.
         self._polled = [(link.index, link.room, link.issued, *link.queues, link) for link in self._links]
-        self._cuttable = [(link, link.queues[0]) for link in self._links if link.is_cuttable]
+        self._cuttable = [(link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
         self._prepare_stream()
@@ -158,8 +158,8 @@ class Engine:
                     link.fill(now)
             if not but_always:
                 but = -1
-        for link, demands in self._cuttable:
-            if demands or link.cut_at or link.room > 1:
+        for link, demands, issues_ahead in self._cuttable:
+            if demands or link.cut_at or issues_ahead:
                 link.consider_cut(now)
 
     def _idle(self, until_ns: int, cause: int) -> None:

@@ -190,7 +190,7 @@ class ChunkedLink(Link):
 
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
-        self._cut_service = -1
+        self.cut_at, self._cut_service = 0, -1
         self._chunk_ends_ns = [0]  # by number of chunks, after the start of a service
 
     def consider_cut(self, now: int) -> None:

@@ -325,9 +325,10 @@ class Scenario:
         return max([*single, *rows], default=1)
 
     def is_short(self, pool: PoolSpec) -> bool:
-        """Whether a pool of the device holds less than the needs of one row, all of its largest variant."""
+        """Whether a pool of the device holds less than the needs of one row, all of its largest variant, and there is
+        staging to serve them from."""
         keys = ((p, site, 0) for p in pool.precisions for site in range(self.sites) if pool.site in (None, site))
-        return pool.capacity_bytes < self.at_once * max(map(self.slot, keys))
+        return self.loader.staging_slots > 0 and pool.capacity_bytes < self.at_once * max(map(self.slot, keys))
 
     @property
     def precisions(self) -> int:

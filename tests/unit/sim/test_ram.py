@@ -63,8 +63,9 @@ def test_lookups_are_told_in_one_call_in_their_order_and_pin_what_is_asked_for()
     ram, policy = tier()
     assert (ram.look_up(5), ram.look_up(1)) == (False, True)
     assert policy.log == []
+    assert ram.untold == [5, 1]
     ram.tell(GATE)
-    ram.tell(GATE)
+    assert ram.untold == []
     assert policy.log == [("asked", (5, 0, MISS), (1, 0, HIT))]
     assert (ram.lookups, ram.hits) == (2, 1)
     assert [key for key, pinned in enumerate(ram.pinned) if pinned] == [1, 5]
