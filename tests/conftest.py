@@ -26,7 +26,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--scenarios", type=int, default=360, metavar="N",
+        "--scenarios", type=int, default=240, metavar="N",
         help="random runs in which the engine is compared with the reference (half of them with ties)",
     )  # fmt: skip
 

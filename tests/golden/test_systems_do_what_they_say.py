@@ -120,7 +120,7 @@ CLAIMS = {
     "hobbit_cpu": Claim("a decoded token's missing experts are computed on the CPU",
                         lambda ran: "cpu" in ran.decode and "miss" not in ran.decode, "placement=load"),
     "edgemoe": Claim("moves two widths and holds FP32",
-                     lambda ran: len(ran.moved) == 2 and ran.run.ledger.slot_bytes >= 63 * 8 * ran.size,
+                     lambda ran: len(ran.moved) == 2 and ran.run.ledger.slot_bytes >= 31 * 8 * ran.size,
                      "precision=per_expert"),
     "fate": Claim("holds its first layers whole and shares the rest, and prefetches no more than fits beside a block",
                   lambda ran: ran.pools[:3] == (8, 8, 8) and max(ran.pools[3:]) < 8 and 1 <= ran.most_queued() <= 2,

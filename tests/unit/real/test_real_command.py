@@ -38,6 +38,7 @@ def run(stores: Path, output_dir: Path, *words: str) -> subprocess.CompletedProc
                           capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(stores: Path, tmp_path: Path) -> None:
     done = run(stores, tmp_path / "out", "system=lru", "input=live", "live.sequences=1", "live.new_tokens=3",
                "engine.links=free", "engine.compute=free")  # fmt: skip
