@@ -130,9 +130,12 @@ def composed(job: Job) -> tuple[dict[str, Any], str | None]:
         config = make_cell(plan, {}).config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ArmError(f"{' '.join(words)} on {job.trace_dir.name}: {error}") from error
+    # Cells share their sections: what is written goes into a copy.
+    predictor = dict(config["predictor"])
     if wrong:
-        config["predictor"]["_target_"] = WRONG
-    return config, _give_fit(config["predictor"], job.fits)
+        predictor["_target_"] = WRONG
+    fit = _give_fit(predictor, job.fits)
+    return {**config, "predictor": predictor}, fit
 
 
 def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None:

@@ -27,6 +27,8 @@ class History:
         self.clock = 0
         self.recency: dict[Key, int] = {}
         self.inserted: dict[Key, int] = {}
+        self.placed: set[Key] = set()
+        """Asked for or come since last evicted: what comes now keeps its place."""
         self.count: Counter[Key] = Counter()
         self.last_use: Counter[tuple[int, int]] = Counter()
         self.uses: Counter[tuple[int, int]] = Counter()
@@ -62,15 +64,20 @@ class History:
     def asked_for(self, keys: Iterable[Key]) -> None:
         for key in keys:
             self.recency[key] = self._stamp()
+            self.placed.add(key)
             self.count[key] += 1
             self.past += 1
 
-    def arrived(self, key: Key, enters_recent: bool) -> None:
+    def arrived(self, key: Key) -> None:
+        """At the recent end, unless a request came first."""
         self.inserted[key] = self._stamp()
-        if enters_recent:
+        if key not in self.placed:
             self.recency[key] = self._stamp()
+            self.placed.add(key)
 
     def evicted(self, key: Key) -> None:
+        """Gone, or asked for and held by no pool when its gate was over."""
+        self.placed.discard(key)
         if self.cache.name == "lfu_resident":
             del self.count[key]
 

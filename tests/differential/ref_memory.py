@@ -109,7 +109,7 @@ class Tier:
         for pool in self.pools:
             for key in pool.spec.initial:
                 pool.resident.add(key)
-                history.arrived(key, enters_recent=True)
+                history.arrived(key)
 
     def pool(self, key: Key) -> Pool:
         found = [pool for pool in self.pools if pool.spec.covers(key)]
@@ -156,10 +156,10 @@ class Tier:
     def give_back(self, key: Key) -> None:
         self.pool(key).claimed.remove(key)
 
-    def insert(self, key: Key, enters_recent: bool) -> None:
+    def insert(self, key: Key) -> None:
         self.pool(key).claimed.discard(key)
         self.pool(key).resident.add(key)
-        self.history.arrived(key, enters_recent)
+        self.history.arrived(key)
 
 
 @dataclass(eq=False)

@@ -294,7 +294,7 @@ class Moves:
         self.clock.say("transfer_done", transfer.number)
         transfer.hops_open.remove(link)
         if self.scenario.ram and self.ram and link == self.scenario.ram.link:
-            self.ram.insert(transfer.key, enters_recent=False)
+            self.ram.insert(transfer.key)
             transfer.ram = "resident"
         if link == 0:
             self.land(transfer)
@@ -346,7 +346,7 @@ class Moves:
         if transfer.slot == "dense":
             self.dense_here.add(key[1])
         elif transfer.slot == "pool":
-            self.device.insert(key, enters_recent=unasked)
+            self.device.insert(key)
         else:
             self.staging.claimed -= 1
             self.staging.staged[key] = transfer.moved
@@ -367,6 +367,6 @@ class Moves:
         for victim in victims:
             self.evict(victim)
         del self.staging.staged[key]
-        self.device.insert(key, enters_recent=False)
+        self.device.insert(key)
         pack = self.scenario.pack
         self.exchanged.append((self.clock.now, pack(key), tuple(pack(victim) for victim in victims)))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.build import ROOT
 from sim.reproduce import report
 from sim.reproduce.__main__ import asked, main, outcomes_of
-from sim.reproduce.arms import ArmError, expand
+from sim.reproduce.arms import WRONG, Arm, ArmError, Job, composed, expand
 from sim.reproduce.checks import worked
 from sim.reproduce.experiments import Outcome, Runner, points_of
 from sim.reproduce.measured import Measured
@@ -112,6 +113,28 @@ def measured(decode: list[float], prefill: list[float] | None = None, penalty: l
     ones = [1.0] * len(decode)
     return Measured(decode, ones, prefill or decode, [1] * len(decode), [4.0] * len(decode), found or ones, ones,
                     penalty or ones, 0.5, 0.0, 0.0, 0.0, 0.0, 0)  # fmt: skip
+
+
+def job_of(*words: str, fits: dict[str, Path] | None = None) -> Job:
+    return Job(Arm(words, "tiny"), ROOT / "capture/assets/traces/tiny_mixtral", "digest", fits or {}, None)
+
+
+def test_an_arm_is_given_the_fit_of_its_own_trace_whatever_was_given_before(tmp_path: Path) -> None:
+    """Configurations of the same words share their sections."""
+    for trace in ("first", "second"):
+        (tmp_path / trace).mkdir()
+        (tmp_path / trace / "fit.json").write_text(trace, encoding="ascii")
+    fits = [tmp_path / trace / "fit.json" for trace in ("first", "second")]
+    given = [composed(job_of("system=eap", fits={"next_site": fit})) for fit in fits]
+    assert [config["predictor"]["artefact"] for config, _ in given] == [str(fit) for fit in fits]
+    assert given[0][1] != given[1][1]
+
+
+def test_a_predictor_is_wrong_only_in_the_arm_that_says_so() -> None:
+    wrong, _ = composed(job_of("system=lru", "predictor=always_wrong"))
+    stated, _ = composed(job_of("system=lru", "predictor=stated_accuracy"))
+    assert wrong["predictor"]["_target_"] == WRONG
+    assert stated["predictor"]["_target_"].endswith(".StatedAccuracy")
 
 
 def test_ratios_are_of_sums_over_the_same_sequences() -> None:
