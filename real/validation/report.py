@@ -166,7 +166,7 @@ def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case]) -> None
     axis.plot(ends, ends, color="0.6", linewidth=1)
     axis.set(xlabel="measured (s; bar: all repeats)", ylabel="predicted from other systems' runs (s)", xlim=ends,
              ylim=ends)  # fmt: skip
-    axis.set_title(f"{facts.get('device')}: {facts.get('ran_on')}", fontsize=8)
+    axis.set_title(f"{facts['device']}: {facts['runs on']}", fontsize=8)
     axis.legend(frameon=False, fontsize=8)
     for kind in ("png", "svg"):
         figure.savefig(folder / f"predicted_measured.{kind}", dpi=150)

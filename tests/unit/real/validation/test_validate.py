@@ -39,6 +39,7 @@ def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.C
     assert {path.name for path in (tmp_path / "v").iterdir()} == {
         "validation.json", "validation.md", "predicted_measured.png", "predicted_measured.svg", "timelines.json",
     }  # fmt: skip
+    assert f"<!-- null: {found['facts']['runs on']} -->" in (tmp_path / "v" / "predicted_measured.svg").read_text()
     events = json.loads((tmp_path / "v" / "timelines.json").read_text())["traceEvents"]
     spans = [{(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == pid}
              for pid in (1, 2)]  # fmt: skip
