@@ -10,8 +10,8 @@ device remain its own.
 
 Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store (``source=ram``), what link 1 has
 brought into a pinned transit buffer, or the file by way of staging buffers; with a managed RAM tier, its slots, which
-are pinned. Where two
-transfers may be in flight the second one's copy is given to the stream behind the first (`real.cuda.feeder`).
+are pinned (all of it: `real.cuda.homes`). Where two transfers may be in flight the second one's copy is given to the
+stream behind the first (`real.cuda.feeder`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from threading import Condition, local
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
-from real.cuda.copies import CopyEngine, Elsewhere, Pinned, Scattered, Source
+from real.cuda.copies import CopyEngine, Pinned, Source
 from real.cuda.feeder import Feeder
-from real.cuda.gather import Gatherer, arena_bytes
+from real.cuda.homes import Homes, Transit
 from real.cuda.host import HostRuntime
 from real.cuda.runtime import CudaRuntime, Runtime, Stream
 from real.cuda.segments import Segments, tables_bytes
@@ -37,9 +34,7 @@ from real.cuda.work import DeviceWork, segments_of
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import SiteInputs, Weights
 from real.neurons import Arrivals
-from real.reading import BufferedReader, Bytes, DirectReader, Reader
 from real.settings import Engine
-from real.slots import SlotMemory, most_bytes
 from real.store import Store
 from real.threads import Job, Seat, ThreadedDevice, Worker
 from real.timers import sleep_until
@@ -48,8 +43,6 @@ from sim.run import Run
 
 PIECE_BYTES = 8 << 20
 """150 us of a PCIe 5 link: what a piece's own cost vanishes in."""
-STAGING_BUFFERS = 3
-"""One is read into, one copied, and one waits."""
 
 
 class CudaDevice(ThreadedDevice):
@@ -62,7 +55,7 @@ class CudaDevice(ThreadedDevice):
                  overflow_bytes: int = 0, uses_graphs: bool = True) -> None:  # fmt: skip
         super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
         _check(controller, weights.store, engine)
-        self._controller, self._store, self._engine, self._runtime = controller, weights.store, engine, runtime
+        self._controller, self._runtime = controller, runtime
         self._is_padded, self._is_live = engine.compute == "padded", False
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
@@ -70,16 +63,13 @@ class CudaDevice(ThreadedDevice):
         self._weights = weights
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         self._is_partial = controller.payload.active_share < 1
-        self._gatherers: list[Gatherer] = []
+        self._transit = Transit(runtime, self.lock, lambda: self._stop.is_set(), engine.patience_s)
+        self.homes = Homes(runtime, controller, weights.store, engine, self.arrivals, self._transit, PIECE_BYTES)
         self._uses_graphs = uses_graphs
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
-        self._transit: dict[int, Tensor] = {}  # by transfer
-        self.ram: SlotMemory | None = None
         self._cpu_inputs: dict[int, Tensor] = {}
         self._feeder: Feeder | None = None
-        self._own = local()
-        self._readers: list[Reader] = []
         self.load_s = 0.0
 
     @property
@@ -98,13 +88,13 @@ class CudaDevice(ThreadedDevice):
             self.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
         )
         self.slots.allocate()
-        self._take_memory(engines)
+        self.homes.pin(engines, tables_bytes(1))
         pieces = self._piece_bytes
         self._engines = [CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])]
         for key in self._controller.slots.initial:
             slot = self.slots.place(key)
             self._engines[0].begin(slot, is_paced=False)
-            self._engines[0].copy(slot, self._home(key, 0), 0, self._bytes_of(key))
+            self._engines[0].copy(slot, self.homes.of(key, 0), 0, self._bytes_of(key))
             self._engines[0].end(slot)
         # A capture looks at slots, too.
         self._put_behind(self.stream, self._engines[0].stream)
@@ -133,40 +123,6 @@ class CudaDevice(ThreadedDevice):
                 self._runtime.stamp(self._clock, self.stream)
                 self._runtime.spin_until(self._clock, due_ns, self.stream)
 
-    def _take_memory(self, engines: tuple[int, ...]) -> None:
-        """One arena for all that is pinned."""
-        largest, size = max(self._controller.geometry.variant_bytes), self._store.header.num_bytes
-        tier = self._controller.ram
-        in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 and tier is None else 0
-        is_home = self._engine.source == "ram"
-        staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
-        gathers = self._engine.gather_threads, self._engine.gather_columns, self.arrivals.pair_bytes(0)
-        if is_home and self._is_partial:
-            staging = engines[0] * arena_bytes(*gathers)
-        self.arena = PinnedArena(
-            self._runtime,
-            ring_bytes(in_transit, largest) + staging + tables_bytes(1)
-            + (ring_bytes(1, size) if is_home else 0) + (0 if tier is None else ring_bytes(1, most_bytes(tier))),
-        )  # fmt: skip
-        self._content: Tensor | None = None
-        self._rings: list[StagingRing] = []
-        if is_home:
-            self._content = self.arena.take(size)
-            self._reader().read(0, self._content.numpy())
-            if self._is_partial:
-                self._gatherers = [Gatherer(self._runtime, self.arena, *gathers) for _ in range(engines[0])]
-        else:
-            self._rings = [
-                StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])
-            ]
-        if tier is not None:
-            self.ram = SlotMemory(tier, take=lambda count: self.arena.take(count).numpy())
-            for key in tier.initial:
-                self.ram.place(key)
-                self._bring(key, 0, list(self.ram.pieces(key, 0, self._bytes_of(key))))
-        self._free_transit = [self.arena.take(largest) for _ in range(in_transit)]
-        self._transit_given_back = Condition(self.lock)
-
     def _capture(self) -> Segments | None:
         pools: list[int] = []
         slots, g = self._controller.slots, self._controller.geometry
@@ -175,7 +131,7 @@ class CudaDevice(ThreadedDevice):
             if len(found) > 1:
                 return None
             pools += found
-        segments = segments_of(self._runtime, self.stream, self.arena, self.slots, pools, self._work_of.weights)
+        segments = segments_of(self._runtime, self.stream, self.homes.arena, self.slots, pools, self._work_of.weights)
         if segments is not None:
             segments.prepare()
         return segments
@@ -191,16 +147,10 @@ class CudaDevice(ThreadedDevice):
             self._finish(self.stream)
             for engine in self._engines:
                 engine.finish()
-            for gatherer in self._gatherers:
-                gatherer.close()
             # The garbage collector would take its time, and a next run needs the room.
-            self._segments, self._content, self._rings, self._free_transit = None, None, [], []
-            self._gatherers, self.ram = [], None
-            self._transit.clear()
+            self._segments = None
             self.slots.release()
-            self.arena.close()
-            for reader in self._readers:
-                reader.close()
+            self.homes.close()
 
     def _put_behind(self, later: Stream, stream: Stream) -> None:
         """What one stream is given from now on comes after what another has been given so far."""
@@ -227,7 +177,7 @@ class CudaDevice(ThreadedDevice):
         if loader.in_flight < 2 or loader.chunk_bytes or self._is_paced or self._is_partial or not is_alone:
             return {}
         self._feeder = Feeder(
-            self._runtime, self.slots, self._engines[0], partial(self._home, engine=0), self._news,
+            self._runtime, self.slots, self._engines[0], partial(self.homes.of, engine=0), self._news,
             lambda: self._is_closed or self._stop.is_set(),
         )  # fmt: skip
         return {"feeder": self._feeder.loop}
@@ -238,8 +188,8 @@ class CudaDevice(ThreadedDevice):
             self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
         if service.link == 0:
             self.slots.place(service.key)
-        elif self.ram is not None:
-            self.ram.place(service.key)
+        elif self.homes.ram is not None:
+            self.homes.ram.place(service.key)
         super().serve(service)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
@@ -280,96 +230,41 @@ class CudaDevice(ThreadedDevice):
             self._end(engine, service)
             return
         begin = self._base[service.row] + done
-        if self.ram is not None:
-            targets = list(self.ram.pieces(service.key, begin, count))
+        if self.homes.ram is not None:
+            targets = list(self.homes.ram.pieces(service.key, begin, count))
             for target in targets:
                 self._runtime.host_writes(torch.from_numpy(target))
         else:
-            targets = [self._transit_of(service.number)[begin : begin + count].numpy()]
-        self._bring(service.key, begin, targets)
+            targets = [self._transit.of(service.number)[begin : begin + count].numpy()]
+        self.homes.bring(service.key, begin, targets)
         with self.lock:
             self._moved[service.link, service.number] = begin + count
             self._news.notify_all()
-
-    def _bring(self, key: int, begin: int, targets: list[Bytes]) -> None:
-        """Bytes of a variant from where it rests for good, from ``begin`` on."""
-        offset = self._offset(key) + begin
-        for target in targets:
-            if self._content is not None:
-                np.copyto(target, self._content[offset : offset + len(target)].numpy())
-            else:
-                self._reader().read(offset, target)
-            offset += len(target)
 
     def _end(self, engine: CopyEngine, service: Service) -> None:
         end = self.slots.end_write(self.slots.of(service.key), engine.stream)
         if self._feeder is not None:
             self._feeder.was_issued(service.number)
         self._runtime.synchronize(end)
-        with self.lock:
-            if (buffer := self._transit.pop(service.number, None)) is not None:
-                self._free_transit.append(buffer)
-                self._transit_given_back.notify_all()
-
-    def _transit_of(self, number: int) -> Tensor:
-        """A transfer's buffer, for whichever link touches it first; waits until one is free."""
-        with self.lock:
-            while number not in self._transit and not self._stop.is_set():
-                if self._free_transit:
-                    self._transit[number] = self._free_transit.pop()
-                    self._runtime.host_writes(self._transit[number])
-                elif not self._transit_given_back.wait(self._patience_s):
-                    raise RuntimeError(f"no transit buffer has become free for {self._patience_s:g} s")
-            return self._transit[number]
+        self._transit.give_back(service.number)
 
     def _source(self, service: Service, until: int) -> Source:
         """Where link 0 finds a variant; its first ``until`` bytes are there on return."""
         if self._controller.route.links == 1:
-            return self._home(service.key, service.engine)
+            return self.homes.of(service.key, service.engine)
+        ram = self.homes.ram
         with self.lock:
             # What the RAM tier held before begins on link 0.
-            is_coming = self.ram is None or (1, service.number) in self._moved
+            is_coming = ram is None or (1, service.number) in self._moved
             while is_coming and self._moved.get((1, service.number), 0) < until and not self._stop.is_set():
                 if not self._news.wait(self._patience_s):
                     raise RuntimeError(
                         f"link 1 has not brought {until} B of transfer {service.number}: nothing happens"
                     )
-            if self.ram is not None:
-                held = self.ram.pieces(service.key, 0, self._bytes_of(service.key))
+            if ram is not None:
+                held = ram.pieces(service.key, 0, self._bytes_of(service.key))
                 return Pinned(tuple(torch.from_numpy(piece) for piece in held))
-            return Pinned((self._transit[service.number],))
-
-    def _home(self, key: int, engine: int) -> Source:
-        """A variant where it rests."""
-        offset, size = self._offset(key), self._bytes_of(key)
-        kept = self.arrivals.held(key)
-        if self._content is not None:
-            whole = self._content[offset : offset + size]
-            if kept is None:
-                return Pinned((whole,))
-            pairs = whole.view(-1, self.arrivals.pair_bytes(key))
-            return Scattered(self._gatherers[engine], pairs, torch.from_numpy(kept))
-
-        def read(begin: int, into: Tensor) -> None:
-            done = 0
-            while done < len(into):
-                at, count = self.arrivals.extent(key, begin + done, len(into) - done)
-                self._reader().read(offset + at, into[done : done + count].numpy())
-                done += count
-
-        return Elsewhere(read, self._rings[engine])
-
-    def _reader(self) -> Reader:
-        """The calling thread's own."""
-        if not hasattr(self._own, "reader"):
-            self._own.reader = _open(self._store, self._engine.source, self._piece_bytes)
-            self._readers.append(self._own.reader)
-        reader: Reader = self._own.reader
-        return reader
-
-    def _offset(self, key: int) -> int:
-        g = self._controller.geometry
-        return self._store.header.offset(g.precision_of(key), g.site_of(key), g.expert_of(key))
+        return Pinned((self._transit.of(service.number),))
 
     def _bytes_of(self, key: int) -> int:
         return self._controller.geometry.bytes_of(key)
@@ -429,16 +324,7 @@ class CudaDevice(ThreadedDevice):
         if worker is self._cpu:
             with self.lock:
                 rows = self._cpu_inputs.pop(job.number)
-            self._work_of.run_on_cpu(job.number, self._host_blob(job.number), rows)
-
-    def _host_blob(self, key: int) -> Tensor:
-        """A variant in host memory, read if it does not rest there."""
-        offset, size = self._offset(key), self._bytes_of(key)
-        if self._content is not None:
-            return self._content[offset : offset + size]
-        blob = torch.empty(size, dtype=torch.uint8)
-        self._reader().read(offset, blob.numpy())
-        return blob
+            self._work_of.run_on_cpu(job.number, self.homes.blob(job.number), rows)
 
     # ---- time
 
@@ -455,10 +341,6 @@ class CudaDevice(ThreadedDevice):
 def _due_ns(service: Service, lag_ns: int, done: int) -> int:
     """When so many bytes are due after the stamp, which came ``lag_ns`` after the service's beginning."""
     return max(0, service.due_ns(done) - lag_ns)
-
-
-def _open(store: Store, source: str, piece_bytes: int) -> Reader:
-    return DirectReader(store.path, piece_bytes) if source == "direct" else BufferedReader(store.path)
 
 
 def _check(controller: Controller, store: Store, engine: Engine) -> None:

@@ -67,10 +67,10 @@ def watch(device: CudaDevice) -> list[int]:
     """Compare a slot's bytes with the store's before each expert that is computed from it; the keys computed."""
     seen: list[int] = []
     compute = device._compute_expert
-    whole = device._store.path.read_bytes()
+    whole = device._weights.store.path.read_bytes()
 
     def look(key: int, rows: int) -> None:
-        size, offset = device._bytes_of(key), device._offset(key)
+        size, offset = device._bytes_of(key), device.homes.offset(key)
         stored = whole[offset : offset + size]
         held = device.arrivals.held(key)
         if held is not None:
@@ -78,7 +78,7 @@ def watch(device: CudaDevice) -> list[int]:
             stored = b"".join(stored[width * neuron : width * (neuron + 1)] for neuron in held)
         slot = torch.cat([*device.slots.of(key).parts(0, len(stored)), torch.empty(0, dtype=torch.uint8)])
         assert slot.numpy().tobytes() == stored, f"{key} holds other bytes"
-        if device.ram is not None and len(seen) % 8 == 0:
+        if device.homes.ram is not None and len(seen) % 8 == 0:
             check_ram(device, whole)
         seen.append(key)
         compute(key, rows)
@@ -92,15 +92,15 @@ def watch(device: CudaDevice) -> list[int]:
 def check_ram(device: CudaDevice, whole: bytes) -> None:
     """What the RAM tier holds has the store's bytes."""
     tier = device._controller.ram
-    assert device.ram is not None
+    assert device.homes.ram is not None
     assert tier is not None
     with device.lock:
         held = [key for key, state in enumerate(tier.state) if state <= UNUSED]
         assert len(held) > 20
         for key in held:
-            offset = device._offset(key)
+            offset = device.homes.offset(key)
             stored = whole[offset : offset + device._bytes_of(key)]
-            assert device.ram.blob(key).numpy().tobytes() == stored, f"{key} holds other bytes in RAM"
+            assert device.homes.ram.blob(key).numpy().tobytes() == stored, f"{key} holds other bytes in RAM"
 
 
 def replay(run: Prepared) -> tuple[Record, list[int]]:
