@@ -213,7 +213,7 @@ class Driver:
         return (
             f"step {self._gate.step} site {self._gate.site} waits for {names} "
             f"({controller.waiting} needs not admitted; {self._links}); where the controller finds no slot for it, "
-            f"raise budget.resident_share"
+            f"raise budget.resident_share or slots_gib"
         )
 
     # ---- the stream's time

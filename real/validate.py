@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> Asked:
         key, equals, text = argument.partition("=")
         if not equals or not text:
             raise ValueError(f"{argument!r} is no KEY=VALUE")
-        if key in ("system", "budget.resident_share"):
+        if key in ("system", "budget.resident_share", "budget.slots_gib"):
             raise ValueError(f"{argument}: give systems=A,B and budgets=0.25,0.5")
         if key in OWN:
             given[key] = text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ import numpy as np
 from omegaconf import DictConfig
 
 from sim.batching import given_arrivals
+from sim.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.controller import Controller
 from sim.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
 from sim.fitting.prepare import prepare_payload, prepare_predictor, prepare_selector
 from sim.hardware import Hardware
 from sim.lengths import Lengths
-from sim.model import PRECISION_BITS, Model
+from sim.model import Model
 from sim.policies.caches import Foreseeing
 from sim.policies.lookahead import transfers_within
 from sim.policies.placements import CpuByCost
@@ -33,7 +33,7 @@ from sim.sections import make_object
 from sim.shared import Shared
 from sim.trace import Trace, read_header, read_trace
 from sim.types import CapacityError, Geometry
-from sim.units import require_number, us
+from sim.units import GIB, require_number, us
 from sim.workload import Limits, Workload
 
 ROOT = Path(__file__).parents[1]
@@ -108,11 +108,11 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
     check_parts(part, workload)
     check_recorded(config, part["precision"].constant, workload)
-    selector, share = part["precision"], config["budget"]["resident_share"]
+    selector, budget = part["precision"], Budget(**config["budget"])
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
     held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    geometry = make_geometry(model, selector.precisions, share, missing_variants(selector), stored_bytes, held)
+    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held)
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
@@ -124,13 +124,14 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
         forecast_sites=part["predictor"].lookahead_sites, held_bits=held,
     )  # fmt: skip
     if part["loader"].prefetch_budget == "within_layer":
-        budget = prefetches_within_layer(workload, durations, geometry)
-        part["loader"] = replace(part["loader"], prefetch_budget=budget)
+        prefetches = prefetches_within_layer(workload, durations, geometry)
+        part["loader"] = replace(part["loader"], prefetch_budget=prefetches)
     try:
         controller = make_controller(geometry, part)
     except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_share(config, model, selector.precisions, workload)}") from error
+        raise CapacityError(f"{error}{_smallest_budget(config, model, selector.precisions, workload)}") from error
     ledger = check_run_memory(model, hardware, workload.limits, controller)
+    share = budget.share_of(all_slot_bytes(geometry))
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
                fitted_on)  # fmt: skip
 
@@ -222,14 +223,15 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     )  # fmt: skip
 
 
-def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
+def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
     """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
+    held = held_bits(_part(config, "precision"), _part(config, "hardware"))
+    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held))
 
     def works(share: float) -> bool:
         try:
             part = {name: _part(config, name) for name in PARTS}
-            held = held_bits(part["precision"], part["hardware"])
-            geometry = make_geometry(model, precisions, share, held_bits=held)
+            geometry = make_geometry(model, precisions, Budget(share), held_bits=held)
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:
@@ -238,7 +240,12 @@ def _smallest_share(config: Mapping[str, Any], model: Model, precisions: tuple[s
 
     steps = range(1, 10_001)
     place = bisect_left(steps, True, key=lambda step: works(step / 10_000))
-    return f"; the smallest budget.resident_share that works is {steps[place] / 10_000:g}" if place < 10_000 else ""
+    if place == len(steps):
+        return ""
+    share = steps[place] / 10_000
+    if config["budget"].get("slots_gib") is None:
+        return f"; the smallest budget.resident_share that works is {share:g}"
+    return f"; budget.slots_gib={ceil(share * everything / GIB * 10_000) / 10_000:g} works"
 
 
 def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controller: Controller) -> Ledger:
@@ -344,42 +351,6 @@ def _profile(trace: Trace) -> Profile:
     uses = [np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)]
     decode = [step.start for step in workload.steps if step.decode]
     return Profile(np.stack(uses), chosen[decode], trace.header.encoder_sites)
-
-
-def make_geometry(model: Model, precisions: tuple[str, ...], share: float,
-                  missing: frozenset[tuple[int, int, int]] = frozenset(),
-                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0) -> Geometry:  # fmt: skip
-    """The experts of a run, with ``share`` of all their bytes at the highest of ``precisions`` for slots, as slots hold
-    them.
-
-    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: as for `build`; what is
-    stored is then held. ``held_bits``: the least bits a weight that slots hold.
-    """
-    require_number("budget.resident_share", share)
-    if not 0 < share <= 1:
-        raise ValueError(f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes")
-    sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
-    bits = tuple(PRECISION_BITS[precision] for precision in precisions)
-    held: tuple[int, ...] = ()
-    if not stored_bytes and held_bits > min(bits):
-        held = tuple(ceil(size * max(1.0, held_bits / of)) for size, of in zip(sizes, bits, strict=True))
-    capacity = int(share * model.sites * model.stored_experts * (held or sizes)[0])
-    units = model.experts + 1
-    null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
-    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
-    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys,
-                    null_experts=model.null_experts, held_bytes=held)  # fmt: skip
-
-
-def held_bits(selector: Any, hardware: Hardware) -> float:
-    """The least bits a weight at which the device's slots hold experts: what the system dequantises them to, or what a
-    link writes them out at; 0 where they are held as they are stored.
-    """
-    held = getattr(selector, "held", None)
-    if held is not None and held not in PRECISION_BITS:
-        raise ValueError(f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null")
-    unpacked = [link.unpack.bits for link in hardware.links if link.unpack is not None]
-    return max([0.0 if held is None else PRECISION_BITS[held], *unpacked])
 
 
 def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ from sim.run import Run
 from sim.stalls import STALL_PARTS
 from sim.trace import trace_sha256
 from sim.trials import Trial
+from sim.units import gib
 
 SAME = ("model", "hardware", "trace", "workload")
 """Sections of a configuration that two runs must share, for their difference to be that of the systems."""
@@ -82,11 +83,17 @@ def conditions_of(one: Trial | Run) -> Conditions:
     """The conditions of a run that has been made, or of one that could be."""
     if isinstance(one, Run):
         numbers = sorted(item.sequence for item in one.workload.sequences)
-        return Conditions(one.config, trace_sha256(one.trace.header), numbers, one.controller.geometry.capacity_bytes,
-                          one.resident_share)  # fmt: skip
+        allowed = _offered_bytes(one.config, one.controller.geometry.capacity_bytes)
+        return Conditions(one.config, trace_sha256(one.trace.header), numbers, allowed, one.resident_share)
     budget, numbers = one.summary["budget"], sorted(one.sequences["sequence"].to_list())
-    return Conditions(one.config, one.summary["trace"]["sha256"], numbers, budget["allowed_bytes"],
-                      budget["resident_share"])  # fmt: skip
+    allowed = _offered_bytes(one.config, budget["allowed_bytes"])
+    return Conditions(one.config, one.summary["trace"]["sha256"], numbers, allowed, budget["resident_share"])
+
+
+def _offered_bytes(config: Mapping[str, Any], allowed_bytes: int) -> int:
+    """The bytes that a run was given for experts, even if all of its experts take fewer."""
+    given_gib = config["budget"].get("slots_gib")
+    return allowed_bytes if given_gib is None else gib(given_gib)
 
 
 def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> None:
@@ -103,8 +110,13 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
             way = f"run both with the same {what}"
             if what == "bytes for experts":
                 lower, higher = b.share * a.allowed_bytes / b.allowed_bytes, a.share * b.allowed_bytes / a.allowed_bytes
+                ways = [
+                    f"{name} budget.resident_share={share:g}"
+                    for name, share in ((names[1], lower), (names[0], higher))
+                    if share <= 1
+                ]
                 way = (f"a share is of the highest precision's bytes (here {a.share:g} and {b.share:g}); give "
-                       f"{names[1]} budget.resident_share={lower:g}, or {names[0]} {higher:g}")  # fmt: skip
+                       f"{', or '.join([*ways, 'both the same budget.slots_gib'])}")  # fmt: skip
             raise ValueError(
                 f"{names[0]} has {what}={_short(mine)}, {names[1]} has {what}={_short(other)}; only runs that differ "
                 f"in their mechanisms alone can be compared: {way}"

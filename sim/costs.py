@@ -328,7 +328,7 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
         other = "" if room else " and run fewer or shorter requests at once (workload.together, workload.decode_tokens)"
         raise ValueError(
             f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "
-            f"({parts} GiB); lower budget.resident_share ({room:.2f} GiB of slots fit){other}, or set "
+            f"({parts} GiB); lower budget.resident_share or slots_gib ({room:.2f} GiB of slots fit){other}, or set "
             f"hardware.memory_gib"
         )
     return ledger

@@ -13,6 +13,7 @@ from sim.trace import Trace
 from sim.units import require_number
 from sim.workload import Workload
 
+BUDGET = ("resident_share", "slots_gib")
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 MISSING = "???"
@@ -36,8 +37,8 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     known = {*PARTS, *SETTINGS}
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    if unknown := [f"budget.{name}" for name in config["budget"] or () if name != "resident_share"]:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.resident_share")
+    if unknown := [f"budget.{name}" for name in config["budget"] or () if name not in BUDGET]:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}")
     for name in (*PARTS, "budget"):
         if not isinstance(config.get(name), dict):
             raise ValueError(

@@ -56,8 +56,8 @@ class Slots:
             pool = short.index(True)
             raise CapacityError(
                 f"pool {pool} holds {self.capacity_bytes[pool]} B, but one token may need {at_once} experts of "
-                f"{largest[pool]} B = {at_once * largest[pool]} B there; raise budget.resident_share (or this pool's "
-                f"cache.shares), or serve such pools from staging: loader.staging_slots={at_once}"
+                f"{largest[pool]} B = {at_once * largest[pool]} B there; raise budget.resident_share or slots_gib (or "
+                f"this pool's cache.shares), or serve such pools from staging: loader.staging_slots={at_once}"
             )
         return short
 

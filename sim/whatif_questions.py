@@ -83,14 +83,16 @@ def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
     full = held_bits(run)
     share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
-    return {name: (f"precision={name}", f"budget.resident_share={share!r}")}
+    return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}
 
 
+OWN_SHARE = "budget.slots_gib=null"
+"""The question gives a share, whatever the run had."""
 PRECISIONS = ("fp16", "int8", "int4", "int2")
 QUESTIONS: dict[str, Question] = {
     "memory": Question(
         "share of the expert bytes resident", (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-        lambda value, run: {"decode": (f"budget.resident_share={value!r}",)}, _waits_more,
+        lambda value, run: {"decode": (f"budget.resident_share={value!r}", OWN_SHARE)}, _waits_more,
         "waiting equals computing", ("from {} of the expert bytes resident on it computes longer than it waits",
                                      "it waits longer than it computes even at {}",
                                      "it computes longer than it waits even at {}"),

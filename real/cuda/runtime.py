@@ -134,8 +134,8 @@ class CudaRuntime:
         except torch.OutOfMemoryError:
             free, total = torch.cuda.mem_get_info(self.device)
             raise DeviceError(
-                f"the device has {free} B of {total} B free, but {num_bytes} B are needed; lower budget.resident_share "
-                f"or end what else runs there"
+                f"the device has {free} B of {total} B free, but {num_bytes} B are needed; lower "
+                f"budget.resident_share or slots_gib, or end what else runs there"
             ) from None
 
     def allocated_bytes(self) -> int:

@@ -115,7 +115,7 @@ def fewest_loads(costs: Sequence[Sequence[float]], slots: int, least: int) -> li
     if slots < least * sites:
         raise CapacityError(
             f"cache.quotas give each of {sites} sites at least {least} slots, one token's needs: {least * sites} in "
-            f"all, but the budget holds {slots}; raise budget.resident_share"
+            f"all, but the budget holds {slots}; raise budget.resident_share or slots_gib"
         )
     slots = min(slots, most * sites)
     best = np.full(slots + 1, np.inf)
@@ -144,7 +144,7 @@ def given_quotas(quotas: Sequence[int], geometry: Geometry, slots: int) -> list[
     if sum(quotas) > slots:
         raise ValueError(
             f"cache.quotas={list(quotas)} take {sum(quotas)} slots, but the cache has {slots}; lower them, or raise "
-            f"budget.resident_share"
+            f"budget.resident_share or slots_gib"
         )
     return list(quotas)
 

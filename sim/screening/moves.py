@@ -106,8 +106,8 @@ def _pass_gate(controller: Controller, gate: Any) -> GateWork:
     if controller.waiting:
         raise ScreenError(
             f"{EXACT_ONLY} At step {gate.step}, site {gate.site} the union of {len(gate.needs)} experts does not fit "
-            f"its pool and is served in waves; raise budget.resident_share, or set workload.prefill_chunk; python -m "
-            f"sim runs it"
+            f"its pool and is served in waves; raise budget.resident_share or slots_gib, or set "
+            f"workload.prefill_chunk; python -m sim runs it"
         )
     admitted, tokens = list(controller.admitted), gate.tokens
     services, order = _drain(controller)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.build import held_bits, make_geometry
+from sim.budget import Budget, held_bits, make_geometry
 from sim.execute import execute
 from sim.policies.caches import LRU
 from sim.policies.precisions import PerExpert
@@ -97,7 +97,7 @@ def test_what_a_link_writes_out_is_held_so_too() -> None:
 def test_what_is_stored_on_a_device_is_held_as_it_is() -> None:
     run = prepared([*RUN, "budget.resident_share=0.25"])
     sizes = (run.model.expert_bytes("int4"), run.model.expert_bytes("int2"))
-    assert make_geometry(run.model, ("int4", "int2"), 0.25, stored_bytes=sizes, held_bits=32.0).held_bytes == ()
+    assert make_geometry(run.model, ("int4", "int2"), Budget(0.25), stored_bytes=sizes, held_bits=32.0).held_bytes == ()
 
 
 @pytest.mark.parametrize("held", ["fp31", "", 4])

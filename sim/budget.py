@@ -1,0 +1,88 @@
+"""How much of the experts the device may hold, and the variants of a run with what each takes in a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+from math import ceil
+from typing import Any
+
+from sim.hardware import Hardware
+from sim.model import PRECISION_BITS, Model
+from sim.types import Geometry
+from sim.units import gib, require_number
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The bytes of the expert slots: a share of all experts at the highest precision, or so many GiB.
+
+    ``resident_share``: above 0, up to 1; at one share systems of equal slots have equal bytes. ``slots_gib``, where it
+    is given, holds instead, and is the same for systems of any precision; what more than holds all experts is not
+    taken.
+    """
+
+    resident_share: float
+    slots_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        share, given_gib = self.resident_share, self.slots_gib
+        require_number("budget.resident_share", share)
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes"
+            )
+        if given_gib is not None:
+            require_number("budget.slots_gib", given_gib)
+            if given_gib <= 0:
+                raise ValueError(
+                    f"budget.slots_gib={given_gib} must be above 0: GiB for expert slots; null: a resident_share"
+                )
+
+    def capacity_bytes(self, all_bytes: int) -> int:
+        """Of experts whose slots take ``all_bytes`` together."""
+        if self.slots_gib is None:
+            return int(self.resident_share * all_bytes)
+        return min(gib(self.slots_gib), all_bytes)
+
+    def share_of(self, all_bytes: int) -> float:
+        return self.resident_share if self.slots_gib is None else self.capacity_bytes(all_bytes) / all_bytes
+
+
+def make_geometry(model: Model, precisions: tuple[str, ...], budget: Budget,
+                  missing: frozenset[tuple[int, int, int]] = frozenset(),
+                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0) -> Geometry:  # fmt: skip
+    """The experts of a run.
+
+    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: what an expert takes at each
+    precision where it is really stored, in place of the model's nominal sizes; what is stored is then held.
+    ``held_bits``: the least bits a weight that slots hold.
+    """
+    sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
+    bits = tuple(PRECISION_BITS[precision] for precision in precisions)
+    held: tuple[int, ...] = ()
+    if not stored_bytes and held_bits > min(bits):
+        held = tuple(ceil(size * max(1.0, held_bits / of)) for size, of in zip(sizes, bits, strict=True))
+    capacity = budget.capacity_bytes(model.sites * model.stored_experts * (held or sizes)[0])
+    units = model.experts + 1
+    null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
+    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
+    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys,
+                    null_experts=model.null_experts, held_bytes=held)  # fmt: skip
+
+
+def all_slot_bytes(geometry: Geometry) -> int:
+    """What slots for every stored expert at the highest precision take."""
+    return geometry.sites * (geometry.experts - geometry.null_experts) * geometry.slot_sizes[0]
+
+
+def held_bits(selector: Any, hardware: Hardware) -> float:
+    """The least bits a weight at which the device's slots hold experts: what the system dequantises them to, or what a
+    link writes them out at; 0 where they are held as they are stored.
+    """
+    held = getattr(selector, "held", None)
+    if held is not None and held not in PRECISION_BITS:
+        raise ValueError(f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null")
+    unpacked = [link.unpack.bits for link in hardware.links if link.unpack is not None]
+    return max([0.0 if held is None else PRECISION_BITS[held], *unpacked])
