@@ -104,7 +104,7 @@ def changed(one: Trial, what: str, value: Any) -> Trial:
         ("workload.together", 2, "workload.together=2"),
         ("trace.split", "all", "trace.split=all"),
         ("summary.budget.allowed_bytes", 9_019_431_321, "bytes for experts=9019431321"),
-        ("summary.budget.allowed_bytes", 9_019_431_321, "give B budget.resident_share=0.8, or A budget.resident_share=0.2"),
+        ("summary.budget.allowed_bytes", 9_019_431_321, "B budget.resident_share=0.8, or A budget.resident_share=0.2"),
     ],
 )
 def test_runs_of_other_conditions_are_refused_with_both_values(
