@@ -113,10 +113,15 @@ class Decoder:
         if getattr(self.output, "past_key_values", None) is None:
             raise CaptureError(f"{type(self.model).__name__} returns no cache, so it cannot decode token by token")
 
-    def next_tokens(self, index: int) -> torch.Tensor:
-        """What is fed next, [B]: the passages' own tokens, or the model's most likely ones."""
-        place = index - self.behind_start
-        given = [passage.following[place] if place < len(passage.following) else None for passage in self.passages]
+    def next_tokens(self, index: int | Sequence[int]) -> torch.Tensor:
+        """What is fed next, [B]: the passages' own tokens, or the model's most likely ones.
+
+        ``index``: how many tokens were fed after the prompt, to every row or to each.
+        """
+        fed = [index] * len(self.passages) if isinstance(index, int) else index
+        places = [count - self.behind_start for count in fed]
+        given = [passage.following[place] if place < len(passage.following) else None
+                 for passage, place in zip(self.passages, places, strict=True)]  # fmt: skip
         if all(token is not None for token in given):
             return torch.tensor(given)
         logits = getattr(self.output, "logits", None)
@@ -148,8 +153,8 @@ class EncoderDecoder(Decoder):
         self.mask = self.mask.to(self.device)
         self.encoded = encoder(input_ids=self.prompt.to(self.device), attention_mask=self.mask)
 
-    def next_tokens(self, index: int) -> torch.Tensor:
-        if index:
+    def next_tokens(self, index: int | Sequence[int]) -> torch.Tensor:
+        if index if isinstance(index, int) else min(index):
             return super().next_tokens(index)
         start = getattr(self.model.generation_config, "decoder_start_token_id", None)
         start = self.model.config.decoder_start_token_id if start is None else start

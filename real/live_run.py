@@ -7,19 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from capture.discover import CaptureError
 from capture.load import load_tokenizer
+from capture.norms import gate_norms
 from capture.prompts import Passage, cut_passages, prompts_file, read_prompts
+from real.asked import asking
 from real.driver import Driver
 from real.execute import watched
+from real.eyes import Eyes
 from real.live import LiveDriver, LiveModel
-from real.live_workload import LivePrompt, LiveWorkload
+from real.live_batch import check_batches
+from real.live_workload import LivePrompt, LiveWorkload, blank_trace
 from real.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
-from sim.build import check_run_memory
+from real.weightless import Weightless
+from sim.batching import given_arrivals
+from sim.build import WorkloadChoice, check_run_memory
 from sim.policies.caches import Foreseeing
 from sim.policies.references import Foreseen, StatedAccuracy
 from sim.run import Run
+from sim.sections import make_object
 from sim.trace import Trace
+from sim.workload import Workload
 
 GENERATED = "generated.jsonl"
 
@@ -41,10 +51,11 @@ def _check(prepared: Prepared) -> None:
         f"payload {type(controller.payload).__name__} (what is computed is whole)": controller.payload.active_share < 1,
         f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)":
             controller.loader.dense_slots > 0 and prepared.request.device != "null",
-        f"workload.batching={workload.batching} (one sequence runs at a time)": workload.batching != "sequential",
-        "workload.arrivals_per_s": workload.is_timed,
+        "workload.batching=recorded (a live run has no trace's steps)": workload.batching == "recorded",
+        f"workload.prefill_chunk={workload.prefill_chunk} (prompts are read whole)": workload.prefill_chunk is not None,
+        "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)":
+            bool(workload.lengths.asked),
         "a selector that lets other experts serve": controller.selector.reroutes,
-        f"workload.lookahead_norm={workload.norm} (raw scores only)": depth > 0 and workload.norm != "raw",
         "lookahead from another place than the gate's input":
             depth > 0 and lookahead is not None and lookahead.position != "gate_in",
     }  # fmt: skip
@@ -64,16 +75,17 @@ def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
             f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with split={live.split}"
         )
     forced = live.continuation == "document"
+    lengths = live.lengths()
 
     def encode(text: str) -> Sequence[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     passages = []
-    for prompt in prompts[: live.sequences]:
+    for prompt, (prompt_tokens, new_tokens) in zip(prompts[: live.sequences], lengths, strict=True):
         # Half of the sequences, rounded up, are taken of each split: two of one split are one.
         passages += cut_passages(
-            [replace(prompt, split="fit")], encode, sequences=1, prompt_tokens=(live.prompt_tokens, live.prompt_tokens),
-            following_tokens=live.new_tokens if forced else 0, seed=0,
+            [replace(prompt, split="fit")], encode, sequences=1, prompt_tokens=(prompt_tokens, prompt_tokens),
+            following_tokens=new_tokens if forced else 0, seed=0,
         )  # fmt: skip
     return [replace(p, prompt=replace(p.prompt, split=live.split)) for p in passages], tokenizer
 
@@ -84,16 +96,42 @@ def live_driver(prepared: Prepared, output_dir: Path | None = None,
     run, live = prepared.run, prepared.request.live
     passages, tokenizer = read_passages(prepared)
     assert prepared.weightless is not None
-    prompts = [LivePrompt(p.prompt.domain, live.split, len(p.prefill), live.new_tokens) for p in passages]
+    prompts = [LivePrompt(passage.prompt.domain, live.split, *lengths)
+               for passage, lengths in zip(passages, live.lengths(), strict=True)]  # fmt: skip
     predictor: Any = run.controller.predictor
-    keeps = getattr(predictor, "inputs", None) == "gate_input"
-    workload = LiveWorkload(run.trace.header, prompts, predictor.lookahead_sites, keeps_inputs=keeps)
-    check_run_memory(run.model, run.hardware, workload.limits, run.controller)
-    model = LiveModel(prepared.weightless, passages, live.new_tokens)
+    steps = _composed(run, prompts, predictor.lookahead_sites)
+    check_batches(prepared.weightless.model, steps)
+    check_run_memory(run.model, run.hardware, steps.limits, run.controller)
+    workload = LiveWorkload(
+        steps, _eyes(prepared.weightless, steps),
+        keeps_inputs=getattr(predictor, "inputs", None) == "gate_input",
+    )  # fmt: skip
+    model = LiveModel(prepared.weightless, passages)
     return LiveDriver(
         run.controller, workload, run.durations, watched(prepared.device), model,
         None if output_dir is None else output_dir / GENERATED, tokenizer, advance,
     )  # fmt: skip
+
+
+def _composed(run: Run, prompts: Sequence[LivePrompt], depth: int) -> Workload:
+    """The steps of the sequences to come, as the run's workload composes them."""
+    choice: WorkloadChoice = make_object(run.config["workload"], "workload")
+    norm = choice.lookahead_norm
+    return Workload(
+        blank_trace(run.trace.header, prompts, depth, norm), split="all", batching=choice.batching,
+        together=choice.together, arrivals_per_s=choice.arrivals_per_s, arrival_seed=choice.arrival_seed,
+        arrivals=None if choice.arrivals_s is None else given_arrivals(choice.arrivals_s), lookahead=depth, norm=norm,
+    )  # fmt: skip
+
+
+def _eyes(weightless: Weightless, workload: Workload) -> Eyes:
+    """What the gates of a live run offer."""
+    if not workload.depth or workload.norm == "raw":
+        return Eyes(weightless.layers, workload.depth)
+    # What experts would add is not needed to find the norms.
+    with asking(weightless.model, weightless.forms, lambda asked: torch.zeros_like(asked.hidden)):
+        scales = gate_norms(weightless.model, weightless.layers)
+    return Eyes(weightless.layers, workload.depth, [scale.float().cpu() for scale in scales])
 
 
 def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:

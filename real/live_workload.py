@@ -1,27 +1,33 @@
-"""The steps of a live run as they come into being, and its gates, whose choices are told while the run goes on.
+"""A workload whose gates a running model shows: what it chooses is written into the trace of its steps.
 
-A sequence is a prompt in one step, then one token a step. Of encoder-decoder models the prompt visits the encoder's
-sites, decoded tokens the decoder's. What has been seen becomes a trace in the end, so that the run is measured, and its
-decisions are replayed, by the code for any other: there, gates must offer what these did.
+The simulator's own `Workload` composes the steps, over a trace of which only the shape is known (`blank_trace`), or
+over a recorded one whose choices another model is to make anew. While the run goes on `LiveWorkload.see` takes down
+what each site chose, and a `LiveGate` offers that to the controller. In the end the workload holds these gates in place
+of the others: the run is measured, and its decisions are replayed, by the code for any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.choices import SiteChoice, choice_at_site
+from real.asked import Asked
+from real.experts_swap import SwapError
+from real.eyes import Eyes
+from sim.choices import SiteChoice, choice_at_site, need_order
 from sim.gate_inputs import GateInputs
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, PREFILL, Header, Trace, TraceSequence
 from sim.types import Step
-from sim.workload import Limits, Workload
+from sim.workload import Schedule, Workload
 
-Scores = Callable[[int, NDArray[np.float32]], NDArray[np.float32]]
-"""``scores(site, inputs [R, H]) -> [R, E]``: what a site's router makes of inputs, its own or another site's."""
+LEAST_AGREEMENT = 0.9
+"""The share of a prompt's rows that a router, asked again from its input, must choose alike for lookahead to mean
+anything; less than all, because scores nearly tie."""
 
 
 @dataclass(frozen=True)
@@ -34,129 +40,140 @@ class LivePrompt:
     new_tokens: int
 
 
-@dataclass
-class SeenStep:
-    """What a step showed: ``ids`` and ``weights`` [R, S, K], gate inputs [R, S, H], scores [R, S, J, E], tokens [R]."""
+def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, norm: str = "raw",
+                *, active_shares: bool = False) -> Trace:  # fmt: skip
+    """A trace of sequences that a model is to run: one step a prompt, then one a token; nothing is chosen yet.
 
-    step: Step
-    position: int
-    ids: NDArray[np.int16]
-    weights: NDArray[np.float32]
-    inputs: NDArray[np.float32] | None
-    lookahead: NDArray[np.float32] | None
-    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    ``header`` is of a trace of the same model: its sites and their rules. Where a row will visit a site there is
+    lookahead for ``depth`` sites.
+    """
+    model, encoder = header.model, header.encoder_sites
+    counts = [(prompt.prompt_tokens, prompt.new_tokens) for prompt in prompts]
+    each = [before + after for before, after in counts]
+    sequences = tuple(TraceSequence(number, p.split, p.domain, p.prompt_tokens, p.new_tokens)
+                      for number, p in enumerate(prompts))  # fmt: skip
+    lookahead = header.lookahead
+    header = replace(
+        header, name=f"{model.name} live", source="captured", sequences=sequences, steps={},
+        sparsities=header.sparsities if active_shares else (), provenance={"format": "live run"}, files={},
+        findings=None,
+        lookahead=None if lookahead is None or not depth else replace(lookahead, norms=(norm,), depth=depth, step=None),
+    )  # fmt: skip
+    position = np.concatenate([np.arange(rows) for rows in each]).astype(np.int32)
+    phase = np.concatenate([np.repeat([PREFILL, DECODE], pair) for pair in counts]).astype(np.uint8)
+    rows, first = len(position), np.cumsum([0, *(after + 1 for _, after in counts)])
+    step = [start + np.maximum(np.arange(-before, after), -1) + 1
+            for start, (before, after) in zip(first[:-1], counts, strict=True)]  # fmt: skip
+    shape = (rows, model.sites, model.top_k)
+    ahead = np.full((rows, model.sites, depth, model.experts), np.nan, np.float32)
+    if encoder:
+        ahead[phase == PREFILL, :encoder] = 0
+        ahead[phase == DECODE, encoder:] = 0
+    else:
+        ahead[:] = 0
+    return Trace(
+        header, np.concatenate(step).astype(np.int32), phase,
+        np.repeat(np.arange(len(prompts)), each).astype(np.int32), position, np.full(rows, -1, np.int32),
+        np.ones(rows, np.bool_), np.full(shape, -1, np.int16), np.zeros(shape, np.float32),
+        lookahead={norm: ahead} if depth else {},
+        active_shares=np.full((*shape, len(header.sparsities)), np.nan, np.float32) if active_shares else None,
+    )  # fmt: skip
 
 
 class LiveWorkload:
-    """``header`` is of a trace of the same model: its sites and their rules. ``depth``: sites that forecasts reach.
+    """``workload`` with gates that a model shows, through ``eyes``; it is changed.
 
-    ``keeps_inputs``: gates offer the inputs of their routers, of ``hidden`` channels.
+    Rows that its trace has lookahead for get it live. ``keeps_inputs``: what routers were fed stays, for predictors
+    that read it. ``start``, ``steps`` and all else are the workload's.
     """
 
-    is_timed = False
-
-    def __init__(
-        self, header: Header, prompts: Sequence[LivePrompt], depth: int, *, keeps_inputs: bool = False
-    ) -> None:
-        self.header, self.prompts, self.depth, self.keeps_inputs = header, list(prompts), depth, keeps_inputs
-        self.steps: list[Step] = []
-        self.seen: list[SeenStep] = []
-        self.scores: Scores | None = None
-        model = header.model
-        self.sites, self.experts, self.top_k, self.units = model.sites, model.experts, model.top_k, model.experts + 1
-        encoder = header.encoder_sites
-        everywhere = tuple(range(self.sites))
-        self._sites_by_decode = everywhere[:encoder] or everywhere, everywhere[encoder:]
-        self.reach = [min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in everywhere]
-        self._at = 0, -1  # the sequence, and which of its steps comes next (-1: the prompt)
-        longest = max(p.prompt_tokens + p.new_tokens for p in prompts)
-        self.limits = Limits(longest, max(p.prompt_tokens for p in prompts))
-
-    # ---- as the driver walks
-
-    def start(self) -> LiveWorkload:
-        return self
-
-    def next(self, now_ns: int) -> Step | None:
-        """The next step; None when all sequences are through."""
-        number, place = self._at
-        if number == len(self.prompts):
-            return None
-        prompt, is_prompt = self.prompts[number], place < 0
-        rows = prompt.prompt_tokens if is_prompt else 1
-        position = 0 if is_prompt else prompt.prompt_tokens + place
-        is_last = place + 1 == prompt.new_tokens
-        start = self.steps[-1].stop if self.steps else 0
-        step = Step(
-            len(self.steps), start, start + rows, (number,), position + rows, not is_prompt,
-            (number,) if is_prompt else (), (number,) if is_last else (), self._sites_by_decode[not is_prompt],
+    def __init__(self, workload: Workload, eyes: Eyes, *, keeps_inputs: bool = False) -> None:
+        trace, self.eyes, self.workload = workload.trace, eyes, workload
+        self._looks_ahead: NDArray[np.bool_] = np.zeros(len(trace.step), np.bool_)
+        lookahead = dict(trace.lookahead)
+        if workload.depth:
+            kept = lookahead[workload.norm]
+            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1))
+            lookahead[workload.norm] = np.full_like(kept, np.nan)
+        logits, shares = trace.logits, trace.active_shares
+        self.trace = replace(
+            trace, token=trace.token.copy(), ids=trace.ids.copy(), weights=trace.weights.copy(), lookahead=lookahead,
+            logits=None if logits is None else logits.astype(np.float32),
+            active_shares=None if shares is None else shares.copy(),
         )  # fmt: skip
-        self._at = (number + 1, -1) if is_last else (number, place + 1)
-        self.steps.append(step)
-        self._open(step, position)
-        return step
+        workload.take(self.trace)
+        self.inputs: NDArray[np.float32] | None = None
+        if keeps_inputs:
+            of_run = workload.choices.row
+            self.inputs = np.full((len(of_run), workload.sites, trace.header.model.hidden), np.nan, np.float32)
+            self._place = np.full(len(trace.step), -1, np.int64)
+            self._place[of_run] = np.arange(len(of_run))
+            workload.gate_inputs = GateInputs(self.inputs, self._place)
+        self.rows: IntArray = np.zeros(0, np.int64)
+        """Of the open step, in the trace."""
+        self.asked: Asked | None = None
+        """What the site that was seen last asked for."""
 
-    def _open(self, step: Step, position: int) -> None:
-        shape, model = (step.rows, self.sites), self.header.model
-        self.seen.append(SeenStep(
-            step, position, np.full((*shape, self.top_k), -1, np.int16), np.zeros((*shape, self.top_k), np.float32),
-            np.full((*shape, model.hidden), np.nan, np.float32) if self.keeps_inputs else None,
-            np.full((*shape, self.depth, self.experts), np.nan, np.float32) if self.depth else None,
-        ))  # fmt: skip
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.workload, name)
+
+    def start(self) -> Schedule:
+        return self.workload.start()
 
     def gate(self) -> LiveGate:
         return LiveGate(self)
 
-    def see(self, site: int, ids: NDArray[np.int16], weights: NDArray[np.float32],
-            inputs: NDArray[np.float32] | None) -> None:  # fmt: skip
-        """What the routers of the open step's next site chose: ids [R, K] (-1: nothing), and what they were fed."""
-        seen = self.seen[-1]
-        seen.ids[:, site], seen.weights[:, site] = ids, weights
-        if seen.inputs is not None and inputs is not None:
-            seen.inputs[:, site] = inputs
-        if seen.lookahead is not None and self.scores is not None and inputs is not None:
-            for j in range(1, self.reach[site] + 1):
-                seen.lookahead[:, site, j - 1] = self.scores(site + j, inputs)
-
-    # ---- afterwards
-
-    def trace(self) -> Trace:
-        """All that was seen, as a trace of its own."""
-        rows = [seen.step.rows for seen in self.seen]
-        sequences = []
-        for number, prompt in enumerate(self.prompts):
-            sequences.append(
-                TraceSequence(number, prompt.split, prompt.domain, prompt.prompt_tokens, prompt.new_tokens)
-            )
-        lookahead = self.header.lookahead
-        header = replace(
-            self.header, name=f"{self.header.model.name} live", source="captured", sequences=tuple(sequences), steps={},
-            sparsities=(), provenance={"format": "live run"}, files={}, findings=None,
-            lookahead=None if lookahead is None or not self.depth else replace(lookahead, norms=("raw",),
-                                                                                depth=self.depth, step=None),
-        )  # fmt: skip
-
-        def by_step(values: Sequence[int], dtype: type) -> NDArray[np.generic]:
-            return np.repeat(np.array(values), rows).astype(dtype)
-
-        ahead = [seen.lookahead for seen in self.seen if seen.lookahead is not None]
-        return Trace(
-            header, by_step([seen.step.index for seen in self.seen], np.int32),  # type: ignore[arg-type]
-            by_step([DECODE if seen.step.decode else PREFILL for seen in self.seen], np.uint8),  # type: ignore[arg-type]
-            by_step([seen.step.sequences[0] for seen in self.seen], np.int32),  # type: ignore[arg-type]
-            np.concatenate([seen.position + np.arange(seen.step.rows) for seen in self.seen]).astype(np.int32),
-            np.concatenate([seen.tokens for seen in self.seen]).astype(np.int32), np.ones(sum(rows), np.bool_),
-            np.concatenate([seen.ids for seen in self.seen]), np.concatenate([seen.weights for seen in self.seen]),
-            lookahead={"raw": np.concatenate(ahead)} if ahead else {},
-        )  # fmt: skip
-
     def as_it_was(self) -> Workload:
-        """The same steps and gates as a workload over ``trace()``."""
-        workload = Workload(self.trace(), split="all", batching="sequential", lookahead=self.depth)
-        if self.keeps_inputs:
-            values = np.concatenate([seen.inputs for seen in self.seen if seen.inputs is not None])
-            workload.gate_inputs = GateInputs(values, np.arange(len(values)))
-        return workload
+        """The workload, with the gates as they were shown."""
+        self.workload.take(self.trace)
+        return self.workload
+
+    # ---- while the model runs
+
+    def open(self, step: Step) -> None:
+        """A step begins; what is seen and told is of its rows."""
+        self.rows = self.workload.choices.row[self.workload.places(step)]
+
+    def tell_tokens(self, tokens: Sequence[int]) -> None:
+        """What the open step is fed, row by row."""
+        self.trace.token[self.rows] = list(tokens)
+
+    def see(self, asked: Asked) -> None:
+        """What a site of the open step asks for. Raise SwapError where forecasts from it would mean nothing."""
+        trace, rows, site, workload = self.trace, self.rows, asked.site, self.workload
+        self.asked = asked
+        ids = asked.ids.cpu().numpy().astype(np.int16)
+        trace.ids[rows, site] = ids
+        trace.weights[rows, site] = np.where(ids < 0, np.float32(0), asked.weights.float().cpu().numpy())
+        if trace.logits is not None:
+            trace.logits[rows, site] = self.eyes.scores(site, asked.gate_input)
+        if trace.active_shares is not None:
+            found = self.eyes.shares(site, asked.hidden, ids) if len(rows) == 1 else None
+            trace.active_shares[rows, site] = np.nan if found is None else found
+        if self.inputs is not None:
+            self.inputs[self._place[rows], site] = asked.gate_input.float().cpu().numpy()
+        looks = self._looks_ahead[rows]
+        if workload.depth and looks.any():
+            ahead = trace.lookahead[workload.norm]
+            scores = self.eyes.ahead(site, asked.gate_input, workload.choices.reach[site])
+            for j, found in enumerate(scores):
+                ahead[rows, site, j] = np.where(looks[:, None], found, np.nan)
+            self._check_rule(site, ids, asked)
+
+    def _check_rule(self, site: int, ids: IntArray, asked: Asked) -> None:
+        """Rule and router weight must give a prompt's own choices again: else they cannot tell what another site
+        would choose."""
+        header = self.trace.header
+        rule = header.sites[site].rule
+        if rule is None or (self.workload.phase[self.rows] == DECODE).any():
+            return
+        again = rule.route(self.eyes.scores(site, asked.gate_input), self.workload.top_k)[0]
+        alike = float((np.sort(again, -1) == np.sort(ids, -1)).all(-1).mean())
+        if alike < LEAST_AGREEMENT:
+            raise SwapError(
+                f"site {site}: the rule of trace {header.name} gives only {alike:.0%} of this model's own choices, so "
+                f"lookahead has no meaning; capture a trace of this model, or choose predictor=none"
+            )
 
 
 class LiveChoice:
@@ -173,21 +190,20 @@ class LiveChoice:
 class LiveGate:
     """The gate object of a live run: ``open`` a step, then ``visit`` its sites when they have been seen."""
 
-    share = preferences = None
-
-    def __init__(self, workload: LiveWorkload) -> None:
-        self._workload, self.tick, self.site = workload, -1, 0
+    def __init__(self, live: LiveWorkload) -> None:
+        self._live, self.tick, self.site = live, -1, 0
+        self._units = live.workload.choices.units
 
     def open(self, step: Step) -> None:
-        self._step, self.step, self.token = step, step.index, step.token
+        self._live.open(step)
+        self.step, self.token = step.index, step.token
 
     def visit(self, site: int) -> None:
         self.tick += 1
         self.site = site
-        seen = self._workload.seen[-1]
-        self._choice = LiveChoice(
-            site, choice_at_site(seen.ids[:, site], seen.weights[:, site], self._workload.experts), self._workload.units
-        )
+        trace, rows = self._live.trace, self._live.rows
+        choice = choice_at_site(trace.ids[rows, site], trace.weights[rows, site], self._live.workload.experts)
+        self._choice = LiveChoice(site, choice, self._units)
         self._forecasts: dict[int, LiveChoice | None] = {}
 
     @property
@@ -216,24 +232,44 @@ class LiveGate:
 
     @property
     def row_sequence(self) -> IntArray:
-        return np.full(self._step.rows, self._step.sequences[0], np.int32)
+        return self._live.trace.sequence[self._live.rows]
 
     @property
     def row_phase(self) -> IntArray:
-        return np.full(self._step.rows, DECODE if self._step.decode else PREFILL, np.uint8)
+        return self._live.workload.phase[self._live.rows]
 
     @property
     def row_position(self) -> IntArray:
-        return (self._workload.seen[-1].position + np.arange(self._step.rows)).astype(np.int32)
+        return self._live.trace.position[self._live.rows]
 
     @property
     def row_token(self) -> IntArray:
-        return self._workload.seen[-1].tokens
+        return self._live.trace.token[self._live.rows]
 
     @property
     def gate_input(self) -> FloatArray | None:
-        inputs = self._workload.seen[-1].inputs
-        return None if inputs is None else inputs[:, self.site]
+        assert self._live.asked is not None
+        return np.asarray(self._live.asked.gate_input.float().cpu().numpy())
+
+    @property
+    def logits(self) -> FloatArray | None:
+        """What the site's router says of every expert [R, E]."""
+        assert self._live.asked is not None
+        return self._live.eyes.scores(self.site, self._live.asked.gate_input)
+
+    @property
+    def preferences(self) -> FloatArray | None:
+        rule, logits = self._live.trace.header.sites[self.site].rule, self.logits
+        return None if rule is None or logits is None else rule.preferences(logits)
+
+    @property
+    def share(self) -> FloatArray | None:
+        """Active shares of channels [R, K, P], in the order of ``experts``."""
+        trace, rows = self._live.trace, self._live.rows
+        if trace.active_shares is None:
+            return None
+        order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site])
+        return np.take_along_axis(trace.active_shares[rows, self.site], order[..., None], 1)
 
     def forecasts(self, sites: int) -> Sequence[LiveChoice]:
         found = []
@@ -249,11 +285,15 @@ class LiveGate:
         return found[j - 1] if len(found) == j else None
 
     def lookahead(self, j: int) -> FloatArray | None:
-        seen = self._workload.seen[-1].lookahead
-        if seen is None or j > self._workload.reach[self.site]:
+        scores = self._ahead(j)
+        return scores if scores is not None and bool(np.isfinite(scores).all()) else None
+
+    def _ahead(self, j: int) -> FloatArray | None:
+        """Scores [R, E], NaN for rows that have none."""
+        workload = self._live.workload
+        if j > workload.choices.reach[self.site]:
             return None
-        scores = seen[:, self.site, j - 1]
-        return scores if bool(np.isfinite(scores).all()) else None
+        return np.asarray(self._live.trace.lookahead[workload.norm][self._live.rows, self.site, j - 1])
 
     def _forecast(self, j: int) -> LiveChoice | None:
         if j not in self._forecasts:
@@ -261,13 +301,14 @@ class LiveGate:
         return self._forecasts[j]
 
     def _make_forecast(self, j: int) -> LiveChoice | None:
-        workload, scores = self._workload, self.lookahead(j)
-        if scores is None:
+        workload, scores = self._live.workload, self._ahead(j)
+        if scores is None or not (known := np.isfinite(scores).all(-1)).any():
             return None
-        rule = workload.header.sites[self.site + j].rule
+        rule = self._live.trace.header.sites[self.site + j].rule
         if rule is None:
             raise ValueError(f"no routing rule is known of site {self.site + j}; choose predictor=none")
-        choice = LiveChoice(
-            self.site + j, choice_at_site(*rule.route(scores, workload.top_k), workload.experts), workload.units
-        )
+        experts = np.full((len(scores), workload.top_k), -1, np.int16)
+        weights = np.zeros(experts.shape, np.float32)
+        experts[known], weights[known] = rule.route(scores[known], workload.top_k)
+        choice = LiveChoice(self.site + j, choice_at_site(experts, weights, workload.experts), self._units)
         return choice if choice.keys else None

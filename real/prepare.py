@@ -65,7 +65,11 @@ class Prepared:
     @property
     def num_steps(self) -> int | None:
         """How many there will be, where that is known."""
-        return self.request.live.num_steps if self.request.input == "live" else len(self.run.workload.steps) or None
+        if self.request.input == "replay":
+            return len(self.run.workload.steps) or None
+        if self.run.workload.batching != "sequential":
+            return None
+        return sum(1 + new for _, new in self.request.live.lengths())
 
 
 def read_request(cfg: DictConfig, system: str) -> Request:

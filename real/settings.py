@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from sim.units import require_flag, require_number
 
@@ -53,25 +56,33 @@ class Engine:
 class Live:
     """What a live run reads and writes: ``sequences`` of one ``split`` of ``prompts`` (a file of JSON lines, or a
     bundled set), each fed ``new_tokens`` after a prompt of ``prompt_tokens``: its own most likely ones (``greedy``; the
-    end-of-text token does not end it), or the text's (``document``).
+    end-of-text token does not end it), or the text's (``document``). Lengths are one for all, or ``[least, most]``, of
+    which each sequence draws its own, seeded.
     """
 
     prompts: str = "heldout"
     split: str = "eval"
     sequences: int = 2
-    prompt_tokens: int = 32
-    new_tokens: int = 32
+    prompt_tokens: int | Sequence[int] = 32
+    new_tokens: int | Sequence[int] = 32
     continuation: str = "greedy"
 
-    @property
-    def num_steps(self) -> int:
-        """Forward calls: the prompt's, and one for each token that is fed."""
-        return self.sequences * (1 + self.new_tokens)
+    def lengths(self) -> list[tuple[int, int]]:
+        """Of each sequence, how many tokens its prompt has, and how many follow."""
+        draw = np.random.default_rng(0)
+        spans = [(each, each) if isinstance(each, int) else each for each in (self.prompt_tokens, self.new_tokens)]
+        drawn = [draw.integers(least, most + 1, self.sequences).tolist() for least, most in spans]
+        return list(zip(*drawn, strict=True))
 
     def __post_init__(self) -> None:
         if self.split not in ("fit", "eval"):
             raise ValueError(f"live.split={self.split} must be fit or eval")
         if self.continuation not in ("greedy", "document"):
             raise ValueError(f"live.continuation={self.continuation} must be greedy or document")
-        for name in ("sequences", "prompt_tokens", "new_tokens"):
-            require_number(f"live.{name}", getattr(self, name), minimum=1, whole=True)
+        require_number("live.sequences", self.sequences, minimum=1, whole=True)
+        for name in ("prompt_tokens", "new_tokens"):
+            value = getattr(self, name)
+            for number in value if isinstance(value, list) else [value]:
+                require_number(f"live.{name}", number, minimum=1, whole=True)
+            if isinstance(value, list) and (len(value) != 2 or value[0] > value[1]):
+                raise ValueError(f"live.{name}={value} must be a number, or [least, most]")

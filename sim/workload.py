@@ -232,6 +232,12 @@ class Workload:
         self.choices = Choices(self.trace, rows, self.depth, self.norm)
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
 
+    def take(self, trace: Trace) -> None:
+        """Go on with another trace of the same rows, or with this one when its values have been written over."""
+        self.trace = trace
+        self.choices = Choices(trace, self.choices.row, self.depth, self.norm)
+        self._forget()
+
     def _limits_of_steps(self) -> Limits:
         """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out, too."""
         counts = [step.rows for step in self.steps]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from capture.load import load_model, weights_sha256
 from capture.settings import Settings
-from real.lossy.live import Eyes
+from real.eyes import Eyes
 from real.lossy.loss import Quality, TokenLoss, quality_of
 from real.lossy.mixture import Forward, plain_forward
 from real.lossy.replay import (

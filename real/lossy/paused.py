@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -16,19 +15,9 @@ from typing import Any
 
 import torch
 
-from real.experts_swap import swapped_experts
+from real.asked import Asked, asking
 from real.lossy.mixture import Forward, Served, mix, plain_forward
 from real.lossy.variants import Variants
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A site's experts are asked for: what they are given, and what its router chose, [T, K]."""
-
-    site: int
-    hidden: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
 
 
 class _AbandonedError(Exception):
@@ -49,7 +38,7 @@ class PausedModel:
         self._swap = ExitStack()
 
     def __enter__(self) -> PausedModel:
-        self._swap.enter_context(swapped_experts(self._model, self._compute, self._variants.forms))
+        self._swap.enter_context(asking(self._model, self._variants.forms, self._compute))
         self._thread.start()
         return self
 
@@ -91,12 +80,12 @@ class PausedModel:
             else:
                 self._to_caller.put(logits)
 
-    def _compute(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        self._to_caller.put(Asked(site, hidden, ids, weights))
+    def _compute(self, asked: Asked) -> torch.Tensor:
+        self._to_caller.put(asked)
         served = self._to_model.get()
         if served is None:
             raise _AbandonedError
-        return mix(self._variants, site, hidden, served, self._forward)
+        return mix(self._variants, asked.site, asked.hidden, served, self._forward)
 
 
 def served_by(asked: Asked, experts: Sequence[int], serving: Sequence[int], codes: Sequence[int],

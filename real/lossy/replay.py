@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from capture.discover import MoELayer
 from capture.norms import gate_norms
 from real.experts_swap import ExpertForm, expert_forms, swapped_experts
-from real.lossy.live import Eyes, LiveRun
+from real.eyes import Eyes
+from real.lossy.live import LiveRun
 from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import LEFT_OUT, Forward, Served, mixing, plain_forward
 from real.lossy.paused import PausedModel
@@ -155,7 +156,13 @@ def eyes_of(subject: Subject, depth: int, norm: str, thresholds: torch.Tensor | 
     scales = None
     if depth and norm == "renormed":
         scales = [scale.float().cpu() for scale in gate_norms(subject.model, subject.layers)]
-    return Eyes(subject.layers, depth, scales, thresholds, variants)
+    if thresholds is None or variants is None:
+        return Eyes(subject.layers, depth, scales)
+
+    def up_of(site: int, expert: int) -> torch.Tensor:
+        return subject.forms[site].matrices(variants.tensors(0, site, expert))["up"]
+
+    return Eyes(subject.layers, depth, scales, thresholds, up_of)
 
 
 def _trace_of(subject: Subject, gates: Sequence[Gates], depth: int, norm: str) -> Trace:

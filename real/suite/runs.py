@@ -157,7 +157,7 @@ def _live(context: Context, model: str, system: str) -> dict[str, Any]:
 def whole_logits(
     request: Request, passages: Sequence[Any], new_tokens: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The last row's logits of each step, by the whole unpatched model on a device."""
+    """The last row's logits of each step [1, V], by the whole unpatched model on a device."""
     from hydra.utils import instantiate
 
     from capture.load import load_model
@@ -174,10 +174,10 @@ def whole_logits(
         for passage in passages:
             run = decoder_of(model, [passage])
             run.prefill(0)
-            logits.append(run.output.logits[0, -1])
+            logits.append(run.output.logits[:, -1])
             for index in range(new_tokens):
                 run.step(run.next_tokens(index))
-                logits.append(run.output.logits[0, -1])
+                logits.append(run.output.logits[:, -1])
     return logits
 
 

@@ -82,7 +82,7 @@ def by_transformers(model: str, passages: Sequence[Passage], new_tokens: int) ->
             run.prefill(0)
             for index in range(new_tokens + 1):
                 if run.output is not None:
-                    logits.append(run.output.logits[0, -1])
+                    logits.append(run.output.logits[:, -1])
                 if index < new_tokens:
                     run.step(run.next_tokens(index))
     return logits
@@ -190,7 +190,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
     sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
     trace = load_trace(TRACES["tiny_mixtral"], plain.predictor.lookahead_sites)
     fresh = build(prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
-    assert len(recorded.log) > 100
+    assert len(recorded.log) >= 98, "six steps of sixteen gates"
     assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
 
 
@@ -201,7 +201,7 @@ def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_do
     expected = by_transformers("tiny_mixtral", driver._model.passages, 1)
     assert driver.logits is not None
     assert not torch.equal(driver.logits[0], expected[0])
-    assert torch.cosine_similarity(driver.logits[0], expected[0], dim=0) > 0.97
+    assert torch.cosine_similarity(driver.logits[0], expected[0]) > 0.97
 
 
 @pytest.mark.thorough
@@ -215,7 +215,11 @@ def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) ->
     [
         (("system=oracle",), "knows the future"),
         pytest.param(("system=pregated_moe",), "told the run's needs", marks=pytest.mark.thorough),
-        pytest.param(("system=lru", "workload=static_4"), "one sequence runs at a time", marks=pytest.mark.thorough),
+        pytest.param(("system=lru", "workload=recorded"), "has no trace's steps", marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=lru", "workload=continuous_4_chunked"), "prompts are read whole", marks=pytest.mark.thorough
+        ),
+        (("system=lru", "workload.prompt_tokens=8"), "its lengths are live.prompt_tokens"),
         (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
         pytest.param(("system=lru", "live.sequences=5000"), "prompts with split=eval", marks=pytest.mark.thorough),
         pytest.param(

@@ -11,7 +11,6 @@ import torch
 
 from real.experts_swap import expert_forms, swapped_experts
 from real.lossy.assess import check_may_close, is_lossless
-from real.lossy.live import recorded_live
 from real.lossy.loss import quality_of, token_losses
 from real.lossy.mixture import all_at, mixing
 from real.lossy.replay import (
@@ -115,7 +114,7 @@ def test_a_lossy_system_in_the_loop_changes_gates_and_logits(reference: Referenc
 
 def test_the_gates_that_a_lossy_model_showed_give_the_run_again(lossy: tuple[Run, Replayed]) -> None:
     run, replayed = lossy
-    again = execute(_run(LOSSY, recorded_live(run.workload)))
+    again = execute(_run(LOSSY, run.workload.trace))
     assert again.summary == replayed.result.summary
     for name, table in again.frames.tables().items():
         assert table.equals(replayed.result.frames.tables()[name]), name
