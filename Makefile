@@ -22,6 +22,7 @@ check: $(VENV)/.test
 
 bench: $(VENV)/.core
 	$(BIN)/python tests/bench/engine_speed.py
+	$(BIN)/python tests/bench/policy_cost.py
 	$(BIN)/python tests/bench/system_speed.py
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.

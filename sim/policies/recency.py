@@ -45,8 +45,9 @@ class LRU(Pooled):
             return
         if self.goes_by_rows and len(gate.experts) > 1:
             keys = self._by_last_row(keys, gate)
+        orders, pool_of = self._orders, self._pool_of
         for key in keys:
-            order = self._orders[self._pool_of[key]]
+            order = orders[pool_of[key]]
             order.pop(key, None)
             order[key] = None
 
