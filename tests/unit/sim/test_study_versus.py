@@ -1,0 +1,86 @@
+"""Cells of a study side by side: only those of the same conditions, and the ratios that sim.compare gives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sim.comparison import compared
+from sim.study.cells import plan_cells
+from sim.study.dataset import Dataset
+from sim.study.plan import make_plan
+from sim.study.rows import Row
+from sim.study.versus import main, read_rows, versus
+from sim.study.worker import run_cell
+from sim.trials import trial
+
+BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
+GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
+OTHERS = [["system=lru", "trace.split=fit"], ["system=lru", "hardware=rtx3090_pcie4"], ["system=hobbit"],
+          ["system=lru", "budget.resident_share=0.01"]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("study")
+    cells = plan_cells(make_plan("x", {"base": BASE, "grid": GRID, "list": OTHERS}, "x.yaml"))
+    with Dataset(place, {}, lambda _: None) as kept:
+        for cell in cells:
+            kept.add(run_cell("x", cell, str(place)))
+    return place
+
+
+def rows_with(dataset: Path, *words: str) -> list[Row]:
+    return read_rows(dataset, words)
+
+
+def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dataset: Path) -> None:
+    groups = versus(read_rows(dataset), "lru cache=lru")
+    # hobbit's default share is a half; of lru alone there is one on another split, and one on another machine.
+    assert {group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides} for group in groups} == {
+        "25.0%": {"lru cache=lru", "lru cache=lfu"}, "50.0%": {"lru cache=lru", "lru cache=lfu", "hobbit"},
+    }  # fmt: skip
+    (fit,) = versus(rows_with(dataset, "trace.split=fit"), "lru")
+    assert len(fit.sides) == 1
+
+
+def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> None:
+    (group,) = versus(rows_with(dataset, "budget.resident_share=0.25"), "lru cache=lru")
+    common = [*BASE, "system=lru", "budget.resident_share=0.25"]
+    oracle = compared(("a", "b"), trial([*common, "cache=lru"]), trial([*common, "cache=lfu"]))
+    (other,) = [side for side in group.sides if side.ahead is not None]
+    assert other.ahead == oracle.ratios["decode"]
+    assert oracle.ratios["decode"].speedup != 1
+
+
+def test_fastest_is_first_and_only_the_one_asked_about_has_no_ratio(dataset: Path) -> None:
+    for group in versus(read_rows(dataset), "lru cache=lfu"):
+        speeds = [side.tokens_per_s for side in group.sides]
+        assert speeds == sorted(speeds, reverse=True)
+        assert [side.system for side in group.sides if side.ahead is None] == ["lru cache=lfu"]
+        for side in group.sides:
+            own = next(each for each in group.sides if each.ahead is None).tokens_per_s
+            assert side.ahead is None or side.ahead.speedup == pytest.approx(own / side.tokens_per_s)
+
+
+def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(dataset), "lru", "also=budget.resident_share=0.25"]) == 2
+    assert main([str(dataset), "fate"]) == 2
+    assert main([str(tmp_path), "lru"]) == 2
+    assert main(["lru"]) == 2
+    ambiguous, unknown, empty, few = capsys.readouterr().err.splitlines()
+    assert "may be each of these: lru cache=l" in ambiguous
+    assert "no finished cell is of fate; there are: hobbit, lru" in unknown
+    assert "no recorded cells" in empty
+    assert "name a study's folder and a system" in few
+
+
+def test_the_table_is_printed_for_each_budget(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(dataset), "lru cache=lru", "also=cache=lru", "also=budget.resident_share=0.5"]) == 0
+    told = capsys.readouterr().out
+    assert "50.0% resident" in told
+    assert "lfu" not in told
+    shutil.rmtree(dataset / "cells")
+    assert main([str(dataset), "lru"]) == 2
