@@ -139,10 +139,10 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         axes[1].set_xlabel("decoded token")
         axes[1].set_xticks(range(len(shifts[0].by_distance)), [name for name, _ in shifts[0].by_distance])
         axes[0].set_ylabel("experts that both models choose, %")
-        figure.supxlabel(shifts[0].label, fontsize=6)
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-        figure.suptitle("Gates of the lossy model against full precision (solid: teacher-forced, dashed: free-running)",
-                        fontsize=10)  # fmt: skip
+        # Above, for a line below would lie on the legend.
+        title = "Gates of the lossy model against full precision (solid: teacher-forced, dashed: free-running)"
+        figure.suptitle("\n".join(filter(None, (title, shifts[0].label))), fontsize=9)
         files = [place / f"closed_loop{ending}" for ending in (".png", ".svg")]
         for file in files:
             figure.savefig(file)
