@@ -1,34 +1,74 @@
 """Token-layers a second of every system at 48 x 128 top-8. Measures, asserts nothing.
 
 CPU time of the simulation alone, best of the repeats; machine and loader as in conf/, half of the expert bytes resident
-on a device that holds them, one synthetic trace. What cannot run on a synthetic trace is listed with the reason. A run
-that is slow is not repeated.
+on a device that holds them, one synthetic trace with tokens drawn at random. What a system's predictor needs is fitted
+on two of its four sequences first (networks with torch, if it is installed). A run that is slow is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 from engine_speed import timeouts_per_s
-from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+import capture.fit
+import sim.fit
 from sim.build import ROOT, build
+from sim.configure import configure
 from sim.engine import simulate
 from sim.synthesis import PRESETS, synthesize
-from sim.trace import Trace
+from sim.trace import Trace, read_trace, write_trace
 
+FITTED_BY = {"learned": capture.fit, "learned_stride_2": capture.fit}
+"""Which command fits a predictor's option; those that are not here: sim.fit."""
 WORDS = ("output_dir=unused", "model=qwen3_30b_a3b", "hardware.memory_gib=192", "trace.split=all")
 LONG_S = 0.5
 """CPU time of a run's repeats, after which there is no further one."""
 
 
-def token_layers_per_s(name: str, trace: Trace, repeats: int) -> float:
+def drawn_trace(folder: Path, tokens: int) -> Trace:
+    """Four sequences, written to ``folder`` for the commands that fit."""
+    trace = synthesize(PRESETS["qwen3_30b"], tokens=tokens, sequences=4, prompt_tokens=1, lookahead=3,
+                       lookahead_accuracy=0.8, skew=1.2)  # fmt: skip
+    drawn = np.random.default_rng(0).integers(0, 100, len(trace.token), dtype=np.int32)
+    write_trace(folder, replace(trace, token=drawn))
+    return read_trace(folder, columns="all")
+
+
+def words_of(name: str, folder: Path, fits: Path) -> list[str]:
+    """How a system is composed here, its predictor fitted. Raise ValueError if it cannot be."""
+    words = [f"system={name}", *WORDS, f"trace.path={folder}"]
+    if name == "floe":
+        words.append("payload=active_share_nominal")  # synthetic gates have no channels
+    config, _ = configure(*words)
+    if config.predictor.get("artefact", "") is not None:
+        return words
+    chosen = OmegaConf.load(ROOT / "conf/system" / f"{name}.yaml").defaults
+    (option,) = (one["override /predictor"] for one in chosen if "override /predictor" in one)
+    command, place = FITTED_BY.get(option, sim.fit), fits / option
+    told = io.StringIO()
+    with redirect_stderr(told), redirect_stdout(io.StringIO()):
+        failed = command.main([f"predictor={option}", f"trace.path={folder}", f"output_dir={place}"])
+    if failed:
+        raise ValueError(told.getvalue())
+    (artefact,) = place.glob("*.json")
+    return [*words, f"predictor.artefact={artefact}"]
+
+
+def token_layers_per_s(name: str, words: Sequence[str], trace: Trace, repeats: int) -> float:
     """Gates a second, the best of so many fresh runs. Raise ValueError where it cannot run on this trace."""
     best, spent = 0.0, 0.0
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", [f"system={name}", *WORDS])
+    config, _ = configure(*words)
     for _ in range(repeats):
         run = build(config, name, trace)
         start = time.process_time()
@@ -46,17 +86,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--systems", nargs="*", default=sorted(p.stem for p in (ROOT / "conf/system").glob("*.yaml")))
     arguments = parser.parse_args()
-    trace = synthesize(PRESETS["qwen3_30b"], tokens=arguments.tokens, sequences=2, prompt_tokens=1, lookahead=3,
-                       lookahead_accuracy=0.8, skew=1.2)  # fmt: skip
     results, timeouts = dict[str, float](), timeouts_per_s()
     print(f"{timeouts / 1e6:.2f} million SimPy timeouts/s\n{'':30}{'TL/s':>9}{'/timeout':>10}")
-    for name in arguments.systems:
-        try:
-            results[name] = token_layers_per_s(name, trace, arguments.repeats)
-        except ValueError as error:
-            print(f"{name:30}{' '.join(str(error).split())[:85]}", flush=True)
-            continue
-        print(f"{name:30}{results[name] / 1e3:8.1f}k{results[name] / timeouts:10.3f}", flush=True)
+    with TemporaryDirectory() as made:
+        folder = Path(made) / "trace"
+        trace = drawn_trace(folder, arguments.tokens)
+        for name in arguments.systems:
+            try:
+                words = words_of(name, folder, Path(made) / "fits")
+                results[name] = token_layers_per_s(name, words, trace, arguments.repeats)
+            except ValueError as error:
+                print(f"{name:30}{' '.join(str(error).split())}", flush=True)
+                continue
+            print(f"{name:30}{results[name] / 1e3:8.1f}k{results[name] / timeouts:10.3f}", flush=True)
     print(json.dumps(results))
 
 
