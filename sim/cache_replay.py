@@ -28,8 +28,7 @@ from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.residency_log import ResidencyLog
-from sim.transfers import Event
-from sim.types import Geometry, Outcome
+from sim.types import Event, Geometry, Outcome
 from sim.workload import Workload
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -15,8 +15,7 @@ from typing import Any
 from sim.controller import Controller
 from sim.loader import Transfer
 from sim.policies.base import Gate
-from sim.transfers import Event
-from sim.types import Outcome, Step
+from sim.types import Event, Outcome, Step
 from sim.workload import Schedule, StepGate, Workload
 
 NONE = -1

@@ -1,9 +1,10 @@
-"""The decision core: pins, masks, lookups and forecasts. No clock, no tensor, no I/O.
+"""The decision core: gates and lookups. No clock, no tensor, no I/O.
 
 Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md section 3; the controller
-answers what to do. A gate pins its needs, looks each up, queues demands and then prefetches; what happens to them from
-there on is the lower half's (``sim.transfers``). Everything is int arithmetic on Python lists: a gate whose needs are
-all resident costs a handful of list operations.
+answers what to do. It is one object in four classes, each made of the one before: who gets a slot (``sim.claims``), how
+variants move (``sim.transfers``), what is forecast (``sim.prefetches``), and here the gate, which pins its needs, looks
+each up, queues demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose needs are all
+resident costs a handful of list operations.
 
 What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``issued`` once a
 transfer.
@@ -11,28 +12,22 @@ transfer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Sequence
 
 from sim.loader import Loader, Transfer
 from sim.policies.base import (
     CachePolicy,
-    Choice,
-    FloatArray,
     Gate,
-    IntArray,
     Payload,
     Placement,
     PrecisionSelector,
     Predictor,
 )
 from sim.policies.payloads import Whole
-from sim.policies.row_forecast import likeliness
+from sim.prefetches import Prefetches
 from sim.ram import HIT, MISS
 from sim.rerouting import Serving, serve
-from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
-from sim.transfers import QUEUE_PREFETCH, Transfers
+from sim.slots import ABSENT, QUEUED, RESIDENT, UNUSED
 from sim.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
 PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
@@ -46,27 +41,10 @@ FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
 """What a lookup finds, by state, where only one variant is in play."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
 
-_FIRST = itemgetter(0)
-
 Answer = tuple[list[int], dict[int, Transfer] | None]
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it is not there yet."""
-
-    site: int
-    needs: Sequence[int]
-    keys: list[int]
-    tokens: Sequence[int]
-    scores: Sequence[float]
-    experts: IntArray
-    weights: FloatArray
-    moved_bytes: Sequence[int]
-    """What the payload answered for each need; () where moves are whole."""
-
-
-class Controller(Transfers):
+class Controller(Prefetches):
     """Decides for one run; not thread-safe, a driver holds one lock around each call.
 
     ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take effect at
@@ -74,22 +52,17 @@ class Controller(Transfers):
     """
 
     __slots__ = (
-        "_cancels_all", "_common_size", "_experts", "_extras", "_forecasting", "_gate", "_has_extras", "_looking_up",
-        "_plain", "_prefetches_of", "_rows", "_trims", "_unmasked", "_wanted", "admitted", "gate_calls", "lookup_keys",
-        "lookup_outcomes", "predictor", "waiting",
+        "_common_size", "_experts", "_extras", "_has_extras", "_looking_up", "_plain", "_trims", "_wanted",
+        "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "waiting",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
                  placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
                  payload: Payload = WHOLE, predicts_later: bool = False,
                  dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
-        super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
-        self.predictor, self.selector, self.placement = predictor, selector, placement
-        self.predicts_later = predicts_later
-        self._rows = [
-            [list(range(first := geometry.key(p, site, 0), first + geometry.units)) for site in range(geometry.sites)]
-            for p in range(len(geometry.precisions))
-        ]
+        super().__init__(geometry, predictor, cache, selector, loader, payload, route, ram_cache, predicts_later,
+                         dense_bytes)  # fmt: skip
+        self.placement = placement
         self._loads_all = placement.constant == Place.LOAD
         self._learns = predictor.learns
         self._reroutes = selector.reroutes
@@ -102,7 +75,7 @@ class Controller(Transfers):
         self._prepare_records()
 
     def _prepare_gates(self) -> None:
-        sites, loader, geometry = self.geometry.sites, self.loader, self.geometry
+        loader, geometry = self.loader, self.geometry
         one_at_a_time = loader.replay_unit == "access"
         overflows = loader.retention == "after_batch"
         one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
@@ -114,26 +87,12 @@ class Controller(Transfers):
         # What happens at a gate besides lookups and forecasts.
         self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
         self._has_extras = any(self._extras)
-        self._prefetches_of: list[list[Transfer]] = [[] for _ in range(sites)]
-        budget = loader.prefetch_budget
-        self._cancels_all = budget == "until_next_gate"
-        # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are found.
-        self._forecasting = (
-            self.state, self._masks, self._plain, self._plain and self._is_simple, loader.queue == "replace",
-            budget if isinstance(budget, int) else -1,  # never used up
-            loader.depth == "first_missing",
-        )  # fmt: skip
         self._outside: list[int] = []  # of the pins, those that no pool may hold
-        self._ranks = loader.prefetch_order == "likeliest"
-        self._gate: Gate | None = None
-        self._served: Gate | None = None  # the same as policies are told of it
+        self._served: Gate | None = None  # the gate, as policies are told of it
         self._wanted: Sequence[int] = ()
         self._experts: Sequence[int] = ()  # who serves, by need
         self._serving_now: Serving | None = None
-        self._unmasked: Iterable[int] = ()
         self._pool_pinned: list[int] = []
-        self._predictions: dict[int, tuple[int, list[Kept]]] = {}
-        self._gate_call_of = [0] * sites
         self.waiting = 0
 
     def _prepare_records(self) -> None:
@@ -148,7 +107,7 @@ class Controller(Transfers):
         """Rows for which a need's expert is computed; filled where the selector reroutes, else they are the need's."""
         self._looking_up = self._masks, self._prefetches_of, zeros, self.state, self.lookup_keys, self.lookup_outcomes
 
-    # ---- calls of the driver (those about transfers: sim.transfers)
+    # ---- calls of the driver (those about transfers: sim.transfers; of predictions: sim.prefetches)
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1
@@ -214,14 +173,6 @@ class Controller(Transfers):
         """The result of a need that the CPU computed is back."""
         self.calls += 1
 
-    def prediction_ready(self, tick: int) -> None:
-        """The forecasts made at a gate take effect, but for sites that have had a gate since."""
-        self.calls += 1
-        made, forecasts = self._predictions.pop(tick)
-        gate = self._gate
-        assert gate is not None
-        self._forecast([f for f in forecasts if self._gate_call_of[f.site] <= made], gate)
-
     # ---- a gate, step by step
 
     def _trim(self) -> None:
@@ -248,12 +199,6 @@ class Controller(Transfers):
         elif self.state[key] > UNUSED:
             self.cache.on_evict(key)
 
-    @property
-    def foreseen(self) -> Sequence[int]:
-        """The experts that were forecast for the site of the gate, best first."""
-        units = self.geometry.units
-        return [key % units for key in self._unmasked]
-
     def _gate_in_full(self, gate: Gate) -> Answer:
         """Several precisions or places in play, staging, or a union that may not fit."""
         if self._trims or self._outside:
@@ -262,7 +207,7 @@ class Controller(Transfers):
         self._is_stale = True
         constant, experts = self.selector.constant, gate.needs
         wanted = [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
-        self._gate = self._served = gate
+        self._served = gate
         if self._reroutes:
             serving_now = self._serving_now = serve(gate, wanted, self.geometry)
             wanted, experts, self._served = serving_now.wanted, serving_now.experts, serving_now.gate
@@ -359,26 +304,6 @@ class Controller(Transfers):
         self.lookup_wanted += serving.told[first:last]
         self.lookup_tokens += serving.tokens[first:last]
         return told
-
-    def _serving(self, wanted: int) -> int:
-        """The key that serves a wanted key now (docs/design.md section 4, step 5)."""
-        state, plane = self.state, self.geometry.plane
-        found = state[wanted]
-        if found <= UNUSED or len(self._rows) == 1:
-            return wanted
-        higher = range(wanted - plane, -1, -plane)
-        for key in higher:
-            if state[key] <= UNUSED:
-                return key
-        if self.loader.low_for_high:
-            for key in range(wanted + plane, len(state), plane):
-                if state[key] <= UNUSED:
-                    return key
-        if found != IN_FLIGHT:
-            for key in higher:
-                if state[key] == IN_FLIGHT:
-                    return key
-        return wanted
 
     def _place(self, gate: Gate, keys: list[int], outcomes: list[int]) -> None:
         """Where the absent ones of these needs are computed."""
@@ -486,141 +411,3 @@ class Controller(Transfers):
             self._forecast(self.predictor.predict(gate), gate)
         if learns:
             self.predictor.observe(gate)
-
-    # ---- prefetching
-
-    def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
-        """Cancel waiting prefetches that this gate has overtaken."""
-        of_site = self._prefetches_of[site]
-        if self._is_simple and not self._cancels_all:
-            for transfer in of_site:
-                if transfer.waits and not transfer.cancelled and transfer.key not in serving:
-                    break
-            else:
-                # All have started, or serve this gate.
-                of_site.clear()
-                self._drop_cancelled()
-                return
-        if self._cancels_all:
-            self._cancel(self._waiting_prefetches(), serving)
-        if self.loader.cancel_stale:
-            for transfer in of_site:
-                if transfer.waits:
-                    self._cancel(of_site, serving)
-                    break
-        # What serves this gate is no longer stale; only on a long or chunked way may what has started wait again.
-        kept = [] if self._is_simple else [t for t in of_site if not t.over and not t.cancelled]
-        self._prefetches_of[site] = kept
-        self._drop_cancelled()
-
-    def _drop_cancelled(self) -> None:
-        """What is cancelled is mostly the oldest: a queue that is never reached must not keep it all."""
-        for queue in self._prefetches:
-            while queue and queue[0].cancelled:
-                queue.popleft()
-
-    def _keep_forecasts(self, gate: Gate) -> None:
-        self._gate_call_of[gate.site] = self.calls
-        self._gate = gate
-        self._predictions[gate.tick] = (
-            self.calls,
-            [self._keep(choice, gate) for choice in self.predictor.predict(gate)],
-        )
-
-    def _keep(self, choice: Choice, gate: Gate) -> Kept:
-        payload = self.payload
-        moved = () if payload.whole else [payload.forecast_bytes(k, choice, i, gate) for i, k in enumerate(choice.keys)]
-        return Kept(choice.site, list(choice.needs), list(choice.keys), list(choice.tokens), list(choice.scores),
-                    choice.experts, choice.weights, moved)  # fmt: skip
-
-    def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
-        if self._ranks:
-            self._forecast_ranked(forecasts, gate)
-            return
-        state, masks, is_plain, is_simple, replace, left, stops = self._forecasting
-        for choice in forecasts:
-            if replace:
-                self._replace_forecasts()
-                replace = False
-            site = choice.site
-            masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
-            self._is_stale = True
-            missing = False
-            for key in keys:
-                found = state[key]
-                if found > UNUSED:
-                    missing = True
-                    if found == ABSENT and left:
-                        if is_simple:
-                            self._queue_simply(key, site)
-                            left -= 1
-                        else:
-                            left -= self._queue_prefetch(key, site, choice, gate)
-            if missing:
-                if self.ram is not None and self.ram.untold:
-                    self.ram.tell(gate)
-                if stops:
-                    return
-            if not left:
-                return
-
-    def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent, whatever its site."""
-        state, masks, is_plain, _, replace, left, stops = self._forecasting
-        units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
-        for choice in forecasts:
-            if replace:
-                self._replace_forecasts()
-                replace = False
-            masks[choice.site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
-            self._is_stale = True
-            lacking = [key for key in keys if state[key] > UNUSED]
-            likely = likeliness(choice) if lacking else {}
-            absent += [(likely.get(key % units, 0.0), key, choice) for key in lacking if state[key] == ABSENT]
-            if lacking and stops:
-                break
-        absent.sort(key=_FIRST, reverse=True)
-        for _, key, choice in absent:
-            if not left:
-                break
-            left -= self._queue_prefetch(key, choice.site, choice, gate)
-        if self.ram is not None and self.ram.untold:
-            self.ram.tell(gate)
-
-    def _replace_forecasts(self) -> None:
-        """``queue: replace``: what was forecast before counts no more."""
-        self._cancel(self._waiting_prefetches(), ())
-        self._masks.clear()
-
-    def _forecast_keys(self, choice: Choice) -> list[int]:
-        constant = self.selector.constant
-        wanted = [constant] * len(choice.needs) if constant is not None else self.selector.select(choice, self)
-        rows, site = self._rows, choice.site
-        return [self._serving(rows[p][site][expert])
-                for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
-
-    def _queue_simply(self, key: int, site: int) -> None:
-        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one piece, for speed."""
-        calls = self.calls
-        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
-        self.state[key] = QUEUED
-        self._prefetches[0].append(transfer)
-        self._prefetches_of[site].append(transfer)
-        self.events += (calls, QUEUE_PREFETCH, key, -1)
-
-    def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> bool:
-        """False if its slot should have been claimed now and could not."""
-        moved_bytes = self._key_bytes[key]
-        if not self.payload.whole:
-            place = choice.keys.index(key)
-            if isinstance(choice, Kept):
-                moved_bytes = choice.moved_bytes[place]
-            else:
-                moved_bytes = self.payload.forecast_bytes(key, choice, place, gate)
-        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
-        transfer = self._queue(key, True, moved_bytes)
-        if transfer is None:
-            return False
-        self._prefetches_of[site].append(transfer)
-        return True

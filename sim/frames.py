@@ -17,8 +17,7 @@ from sim.record import NO_REQUEST, Record
 from sim.stalls import STALL_PARTS, split_stalls
 from sim.trace import DECODE, TraceSequence
 from sim.transfer_frames import Traffic, labels
-from sim.transfers import Event
-from sim.types import SKIP, Outcome
+from sim.types import SKIP, Event, Outcome
 from sim.workload import Workload
 
 Ints = NDArray[np.int64]

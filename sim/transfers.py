@@ -1,9 +1,9 @@
-"""The lower half of the decision core: queues, claims, hops and arrivals. No gate, no forecast.
+"""How variants move: queues, issues, hops and arrivals. No gate, no forecast.
 
 Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier, if that holds its
 key), and takes hop after hop: queued, issued, done, queued on the next link inwards. The slot that a hop moves into is
-claimed when the hop is issued: the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident
-in its pool, or staged. What is given up on the way gives back all that it has claimed or pinned.
+claimed when the hop is issued (``sim.claims``): the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link
+0 it is resident in its pool, or staged. What is given up on the way gives back all that it has claimed or pinned.
 
 A machine with one link, pools only and whole transfers takes the short ways through these methods.
 """
@@ -12,79 +12,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 
-from sim.loader import NO_TRANSFER, Loader, Transfer
+from sim.claims import DEMAND, DROPPED, PREFETCH, Claims
+from sim.loader import Loader, Transfer
 from sim.policies.base import CachePolicy, Payload
-from sim.ram import RamTier
-from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED, Slots
-from sim.staging import Staging
-from sim.types import Cause, Geometry, PrefetchOutcome, Route
+from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
+from sim.types import Event, Geometry, PrefetchOutcome, Route
 
-# Plain ints: members of an IntEnum are looked up and compared several times slower.
-EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
 LATE, PROMOTED = int(PrefetchOutcome.LATE), int(PrefetchOutcome.PROMOTED)
 CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
-DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
+QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE = (
+    int(event) for event in (Event.QUEUE_PREFETCH, Event.CANCEL, Event.DROP_NO_SLOT, Event.ISSUE)
+)
 
 
-class Event(IntEnum):
-    """Kinds of the rows (call, kind, key, value) in ``events``.
+class Transfers(Claims):
+    """What is queued and on its way. ``dense_bytes``: of each site's dense block, where those are streamed."""
 
-    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made room for, or -1.
-    """
-
-    QUEUE_PREFETCH = 0
-    CANCEL = 1
-    DROP_NO_SLOT = 2
-    ISSUE = 3
-    EVICT = 4
-
-
-QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE, EVICT = (int(event) for event in Event)
-
-
-class Transfers:
-    """What is queued, on its way, resident and staged. The upper half is ``sim.controller.Controller``."""
-
-    # What the common gate and transfer use. Of what is left there must be less than 30: a larger dict makes each call
-    # slower.
     __slots__ = (
-        "__dict__", "_chunked", "_claims_at_queue", "_demands", "_is_simple", "_is_stale", "_key_bytes",
-        "_limits_staging", "_masks", "_nothing", "_on_link", "_outermost", "_pins", "_prefetches", "_ram_link",
-        "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events", "given_up", "issued",
-        "loader", "payload", "pinned", "queues", "ram", "slots", "state",
+        "_chunked", "_demands", "_is_simple", "_on_link", "_outermost", "_prefetches", "given_up", "issued", "queues",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
                  ram_cache: CachePolicy | None, dense_bytes: Sequence[int]) -> None:  # fmt: skip
-        loader.check_route(route)
-        self.geometry, self.cache, self.loader = geometry, cache, loader
-        self.payload, self.route, self.dense_bytes = payload, route, dense_bytes
-        overflows, stages = loader.retention == "after_batch", loader.staging_slots > 0
-        self.slots = Slots(geometry, cache, geometry.top_k, overflows, stages)
-        # The hot path reads these; Slots owns them.
-        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
-        self._key_bytes = self.slots.key_bytes
-        self.calls = 0
+        super().__init__(geometry, cache, loader, payload, route, ram_cache)
+        self.dense_bytes = dense_bytes
         self.issued: list[Transfer] = []
-        self.events: list[int] = []
         self._never_issued = [0] * len(PrefetchOutcome)
-        self._prepare_ram(ram_cache)
         self._prepare_queues()
-        self._prepare_staging()
         self._prepare_dense()
         is_usual = not (self._chunked or self._stages or loader.dense_slots or self._claims_at_queue)
         self._is_simple = self._outermost == 0 and is_usual
-
-    def _prepare_ram(self, ram_cache: CachePolicy | None) -> None:
-        route = self.route
-        if (ram_cache is None) != (route.ram_link is None):
-            raise ValueError(
-                "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route (ram_link)"
-            )
-        self.ram = None if ram_cache is None else RamTier(self.geometry, ram_cache, route)
-        self._ram_link = -1 if self.ram is None else self.ram.link
 
     def _prepare_queues(self) -> None:
         links, loader = self.route.links, self.loader
@@ -94,50 +52,10 @@ class Transfers:
         self._prefetches = [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
         self.queues = list(zip(self._demands, self._prefetches, strict=True))
         """By link, what waits to be issued: demands and prefetches; what is cancelled may still stand there."""
-        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
-        self._transfer_of: list[Transfer] = [NO_TRANSFER] * self.geometry.num_keys
         self._chunked = loader.chunk_bytes is not None
-        self._writes_back = loader.write_back
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
-        self._claims_at_queue = loader.slot_claim == "queue"
-        self._pins: list[int] = []
-        """The needs of the current gate, in need order, as far as they are admitted and not done."""
-        self._masks: dict[int, Sequence[int]] = {}
-        """What is forecast, by site."""
         self.given_up = 0
         """Prefetches that were dropped or set aside for want of a slot: what they held another link may wait for."""
-        # A bytearray takes over another one as it is, but copies bytes first.
-        self._nothing = bytearray(self.geometry.num_keys)
-        self._is_stale = True
-
-    def _protect(self) -> None:
-        """Show the pins and masks to the policies, if they have changed since: only claims read them."""
-        if not self._is_stale:
-            return
-        pinned, blocked = self.pinned, self.blocked
-        pinned[:] = self._nothing
-        for key in self._pins:
-            pinned[key] = 1
-        blocked[:] = pinned
-        for keys in self._masks.values():
-            for key in keys:
-                blocked[key] = 1
-        self._is_stale = False
-
-    def _prepare_staging(self) -> None:
-        loader, cache = self.loader, self.cache
-        self._stages = loader.staging_slots > 0
-        refuses = not cache.admits_all
-        if (refuses or not self.payload.whole) and not self._stages:
-            what = "the cache policy refuses variants" if refuses else "partial moves land in staging"
-            raise ValueError(f"{what}: set loader.staging_slots >= 1")
-        if not self.payload.whole and len(self.geometry.precisions) > 1:
-            raise ValueError(
-                f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
-            )
-        self._may_all_stage = refuses or not self.payload.whole
-        self._limits_staging = self._may_all_stage or any(self.slots.is_short)
-        self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
 
     def _prepare_dense(self) -> None:
         ahead, g = self.loader.dense_slots, self.geometry
@@ -175,12 +93,6 @@ class Transfers:
 
     # ---- what a policy or a driver may ask
 
-    def has(self, precision: int, site: int, expert: int) -> bool:
-        return self.state[self.geometry.key(precision, site, expert)] <= UNUSED
-
-    def expert_of(self, key: int) -> int:
-        return key % self.geometry.units
-
     def bytes_ahead(self, link: int) -> int:
         """Bytes of the demands that wait on a link."""
         return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and not (t.prefetch and not t.urgent))
@@ -189,6 +101,10 @@ class Transfers:
         """What a transfer's hop on a link moves: into RAM the whole variant."""
         whole = self.ram is not None and link >= self._ram_link
         return self._key_bytes[transfer.key] if whole else transfer.moved_bytes
+
+    def keeps_slot(self, key: int) -> bool:
+        """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""
+        return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
 
     # ---- calls of the driver
 
@@ -265,10 +181,6 @@ class Transfers:
         self.state[key] = QUEUED
         (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
         return transfer
-
-    def keeps_slot(self, key: int) -> bool:
-        """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""
-        return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
 
     def _begin_link(self, key: int) -> int:
         """The link on which the transfer of a key begins, looking it up in RAM."""
@@ -355,13 +267,6 @@ class Transfers:
             self.ram.leave(key)
         self.events += (self.calls, event, key, -1)
 
-    def _drop_staged(self, key: int) -> None:
-        """A staged variant goes."""
-        if self.state[key] == UNUSED:
-            self._transfer_of[key].outcome = DROPPED
-        self.state[key] = ABSENT
-        self.staging.take(key)
-
     # ---- issuing
 
     def _issue(self, link: int) -> Transfer | None:
@@ -441,86 +346,6 @@ class Transfers:
             self._on_link[link].append(transfer)
         return transfer
 
-    def _has_claim(self, transfer: Transfer, link: int) -> bool:
-        if link == 0:
-            return transfer.claimed
-        assert self.ram is not None
-        return self.ram.state[transfer.key] == IN_FLIGHT
-
-    def _claim(self, transfer: Transfer, link: int) -> bool:
-        """Claim the slot that a hop moves into; False if there is none."""
-        if link:
-            if link != self._ram_link:
-                return True
-            assert self.ram is not None
-            return self.ram.take_in(transfer.key, transfer.awaited or not transfer.prefetch, self.calls)
-        if transfer.claimed:
-            return True
-        if self._stages and self._lands_in_staging(transfer):
-            return self._claim_staging(transfer)
-        return self._claim_pool(transfer)
-
-    def _claim_pool(self, transfer: Transfer) -> bool:
-        key = transfer.key
-        if self._is_stale:
-            self._protect()
-        victims = self.slots.claim(key, transfer.awaited or not transfer.prefetch)
-        if victims is None:
-            return False
-        transfer.claimed = True
-        if victims:
-            transfer.victims = victims
-            if self._writes_back:
-                transfer.write_back = victims
-            self._evict(victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1)
-        return True
-
-    def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
-        """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
-        state, cache = self.state, self.cache
-        for victim in victims:
-            if state[victim]:
-                self._transfer_of[victim].outcome = EVICTED_UNUSED
-            state[victim] = ABSENT
-            cache.on_evict(victim)
-        if len(victims) > named:
-            for victim in victims[named:]:
-                self.events += (self.calls, EVICT, victim, key)
-
-    def _lands_in_staging(self, transfer: Transfer) -> bool:
-        if transfer.staged or self._is_short(transfer.key):
-            return True
-        if transfer.prefetch:
-            return self.loader.destination == "staging"
-        return not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
-
-    def _is_short(self, key: int) -> bool:
-        """The key's pool holds less than one token's needs: what comes for it lands in staging first."""
-        return self.slots.is_short[self.slots.pool_of[key]]
-
-    def _claim_staging(self, transfer: Transfer) -> bool:
-        staging = self.staging
-        if staging.is_full:
-            self._protect()
-            victim = staging.first_but(self.pinned)
-            if victim < 0 or (transfer.prefetch and not transfer.awaited):
-                return False
-            self._drop_staged(victim)
-        staging.claim()
-        transfer.staged = transfer.claimed = True
-        return True
-
-    def _could_claim(self, transfer: Transfer, link: int) -> bool:
-        """Whether ``_claim`` would succeed now for a demand."""
-        if link:
-            return link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
-        if transfer.claimed:
-            return True
-        self._protect()
-        if self._stages and self._lands_in_staging(transfer):
-            return not self.staging.is_full or self.staging.first_but(self.pinned) >= 0
-        return self.slots.could_claim(transfer.key)
-
     # ---- hops and arrivals
 
     def _end_hop(self, link: int, transfer: Transfer) -> None:
@@ -579,39 +404,3 @@ class Transfers:
             self._drop_staged(key)
         elif transfer.awaited and not transfer.partial:
             self._exchange(key)
-
-    def _exchange(self, key: int) -> None:
-        """Admit a staged variant to its pool, if the policy will and finds a slot: no bytes move."""
-        if not self.cache.admits_all and not self.cache.admit(key, PREFETCH):
-            return
-        self._protect()
-        victims = self.slots.claim(key, True)
-        if victims is None:
-            return
-        self._evict(victims, key, named=0)
-        self.staging.take(key)
-        self.cache.on_insert(key, PREFETCH)
-
-    # ---- for tests
-
-    def check(self) -> None:
-        """Assert every invariant of the state. Expensive, for tests."""
-        self._protect()
-        self.slots.check()
-        self.staging.check()
-        g = self.geometry
-        used = [0] * len(self.slots.capacity_bytes)
-        for key, state in enumerate(self.state):
-            transfer = self._transfer_of[key]
-            if state in (QUEUED, IN_FLIGHT, UNUSED):
-                assert transfer.key == key, key
-                assert not transfer.cancelled, key
-                assert (state == QUEUED) == (transfer.number < 0), key
-                assert state != UNUSED or transfer.prefetch, key
-            if key % g.units == g.experts:
-                continue
-            arriving = state in (QUEUED, IN_FLIGHT) and transfer.claimed and not transfer.staged
-            if arriving or (state <= UNUSED and not self.staging.holds[key]):
-                used[self.slots.pool_of[key]] += self.slots.slot_bytes[key]
-        for pool, free in enumerate(self.slots.free_bytes):
-            assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])

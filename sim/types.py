@@ -48,6 +48,19 @@ class PrefetchOutcome(IntEnum):
     DROPPED_NO_SLOT = 7
 
 
+class Event(IntEnum):
+    """Kinds of the rows (call, kind, key, value) in a controller's ``events``.
+
+    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made room for, or -1.
+    """
+
+    QUEUE_PREFETCH = 0
+    CANCEL = 1
+    DROP_NO_SLOT = 2
+    ISSUE = 3
+    EVICT = 4
+
+
 class Cause(IntEnum):
     """Why a key became resident."""
 

@@ -15,8 +15,8 @@ import pytest
 from sim.build import ROOT
 from sim.execute import execute
 from sim.run import Run
-from sim.transfers import QUEUE_PREFETCH
 from sim.trials import prepared
+from sim.types import Event
 
 SHORT = ("trace.max_sequences=1", "hardware.memory_gib=96", "outputs=summary")
 USUAL = ("edgemoe", "fate", "hobbit", "moe_infinity_code", "swapmoe")
@@ -50,7 +50,7 @@ class Ran:
         tick_of = {call: tick for tick, call in enumerate(self.run.controller.gate_calls)}
         events, found = self.run.controller.events, dict[int, list[int]]()
         for call, kind, key in zip(events[::4], events[1::4], events[2::4], strict=True):
-            if kind == QUEUE_PREFETCH:
+            if kind == Event.QUEUE_PREFETCH:
                 found.setdefault(tick_of[call], []).append(key)
         return found
 

@@ -23,7 +23,8 @@ LAYERS = (
      "lengths", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
      "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
-    {"transfers", "controller", "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
+    {"claims", "transfers", "prefetches", "controller",
+     "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "refusals", "stalls", "bounds", "intervals", "timeline", "synthesis",
      "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
@@ -57,7 +58,8 @@ TOP = {
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
 CLOCKED = ("sim.alarms", "sim.contended", "sim.contended_links", "sim.contest", "sim.engine", "sim.links")
 """Who knows simpy's clock."""
-CORE = ["controller", "transfers", "ram", "staging", "slots", "loader", "types", "units", "policies"]
+CORE = ("claims", "controller", "loader", "policies", "prefetches", "ram", "slots", "staging", "transfers", "types",
+        "units")  # fmt: skip
 NEVER_IN_CORE = {"simpy", "hydra", "omegaconf", "time", "datetime", "random", "polars", "pandas", "matplotlib", "rich"}
 
 

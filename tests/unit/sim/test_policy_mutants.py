@@ -185,10 +185,10 @@ DEFECTS = {
         "test_payloads:test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share"),
     # what policies are made to do
     "the least likely first": Defect(
-        "sim.controller", "absent.sort(key=_FIRST, reverse=True)", "absent.sort(key=_FIRST)",
+        "sim.prefetches", "absent.sort(key=_FIRST, reverse=True)", "absent.sort(key=_FIRST)",
         "test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites"),
     "old masks stay beside new ones": Defect(
-        "sim.controller", "        self._masks.clear()\n", "        self._masks.copy()\n",
+        "sim.prefetches", "        self._masks.clear()\n", "        self._masks.copy()\n",
         "test_prefetch_order:test_a_new_queue_replaces_what_waits_and_what_was_masked"),
     "slots of stored bytes": Defect(
         "sim.slots", "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes", "self.key_bytes",
