@@ -102,9 +102,9 @@ def _table(runs: Sequence[ReportedRun]) -> str:
         ("precision at best", lambda s: str(next(iter(s["budget"]["slots"])))),
         ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]), ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
         ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
-        ("low precision", lambda s: s["quality_proxy"]["low_share"]),
-        ("skipped", lambda s: s["quality_proxy"]["skip_share"]),
-        ("makespan (s)", lambda s: s["makespan_s"]), ("over the bound", lambda s: s["gap"]),
+        ("low precision (share)", lambda s: s["quality_proxy"]["low_share"]),
+        ("skipped (share)", lambda s: s["quality_proxy"]["skip_share"]),
+        ("makespan (s)", lambda s: s["makespan_s"]), ("makespan / bound", lambda s: s["gap"]),
     )  # fmt: skip
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(

@@ -37,7 +37,8 @@ def systems(axis: Any, runs: Runs) -> None:
         interval = run.summary["ci95"]["decode_tokens_per_s"]
         if interval is not None:
             axis.plot(interval, [place, place], color="black", linewidth=1.5)
-        axis.annotate(f" {rate:.3g}", (max([rate, *(interval or [])]), place), va="center", fontsize=8)
+        axis.annotate(f"{rate:.3g}", (max([rate, *(interval or [])]), place), xytext=(4, 0), va="center", fontsize=8,
+                      textcoords="offset points")  # fmt: skip
     axis.invert_yaxis()
     axis.set(xlabel="decode (tokens/s), 95 % interval over sequences", xlim=(0, None))
     axis.margins(x=0.15)
@@ -54,13 +55,13 @@ def stalls(axis: Any, runs: Runs) -> None:
         axis.barh(_names(runs), spent, left=base, label=part.replace("_", " "))
         base += spent
     axis.invert_yaxis()
-    axis.set(xlabel="time of the whole run (s)")
+    axis.set(xlabel="time of the whole run (s)", xlim=_beyond(base))
     _legend(axis)
 
 
 def latency(axis: Any, runs: Runs) -> None:
     found = _token_ms(runs)
-    bins = np.histogram_bin_edges(np.concatenate([times for _, times in found]), BINS) if found else BINS
+    bins = token_bins([times for _, times in found]) if found else BINS
     for run, times in found:
         axis.hist(times, bins=bins, histtype="step", label=run.label)
     axis.set(xlabel="time per decoded token (ms)", ylabel="tokens")
@@ -134,7 +135,7 @@ def prefetches(axis: Any, runs: Runs) -> None:
             axis.barh(_names(runs), count, left=base, label=f"{end.replace('_', ' ')} ({started})")
         base += count
     axis.invert_yaxis()
-    axis.set(xlabel="prefetches queued, by what became of them")
+    axis.set(xlabel="prefetches queued, by what became of them", xlim=_beyond(base))
     _legend(axis)
 
 
@@ -150,8 +151,12 @@ def pareto(axis: Any, runs: Runs) -> None:
         colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
         axis.scatter(loss[inside], speed[inside], c=colours, marker=marker, zorder=2, label=f"{precision} at best")
     axis.set(xlabel="share of gate weight served below the run's highest precision, or skipped (a proxy of loss)",
-             ylabel="decode (tokens/s)", ylim=(0, None))  # fmt: skip
-    axis.margins(x=0.2, y=0.12)
+             ylabel="decode (tokens/s)", ylim=(0, 1.12 * (speed.max() or 1)))  # fmt: skip
+    axis.margins(x=0.2)
+    # Room for names left of 0, but no negative shares.
+    limits = axis.get_xlim()
+    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= limits[1]])
+    axis.set_xlim(limits)
     _name_points(axis, loss, speed, [run.label for run in runs])
     _legend(axis)
 
@@ -190,6 +195,21 @@ def means_between(at: Any, values: Any, edges: Any) -> Any:
     at = np.append(at, max(edges[-1], at[-1]))
     area = np.append(0.0, np.cumsum(values * np.diff(at)))
     return np.diff(np.interp(edges, at, area)) / np.diff(edges)
+
+
+def token_bins(times: Sequence[Any]) -> Any:
+    """Edges of equal bins for the times of several runs, `BINS` at most: as wide as the run whose times are spread
+    most needs (Freedman and Diaconis), since times come in multiples of a load, which narrow bins show as a comb.
+    """
+    every = np.concatenate(times)
+    width = max(float(np.diff(np.histogram_bin_edges(one, "fd")[:2])[0]) for one in times)
+    count = int(np.clip(np.ceil(np.ptp(every) / width), 1, BINS))
+    return np.linspace(every.min(), max(every.max(), every.min() + width / BINS), count + 1)
+
+
+def _beyond(ends: Any) -> tuple[float, float]:
+    """Limits of an axis of bars with these ends: the longest does not touch the frame."""
+    return 0.0, 1.03 * (float(max(ends)) or 1.0)
 
 
 def _legend(axis: Any) -> None:

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from sim.reporting.figures import means_between, pareto
+from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
 from sim.reporting.runs import ReportedRun
 
 FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
@@ -49,6 +49,45 @@ def test_names_of_points_that_coincide_do_not(axis: Any) -> None:
     boxes = [text.get_window_extent() for text in axis.texts]
     assert len(boxes) == 3
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_all_points_lie_inside_the_frame_and_no_share_is_negative(axis: Any) -> None:
+    pareto(axis, [run("slow", "fp16", 4.0, 0.0), run("fast", "fp16", 9.0, 0.2)])
+    axis.figure.canvas.draw()
+    frame = axis.get_window_extent()
+    for text in axis.texts:
+        box = text.get_window_extent()
+        assert frame.y0 < box.y0 < box.y1 < frame.y1
+    assert min(axis.get_xticks()) == 0
+    assert axis.get_xlim()[0] < 0, "room for what is at 0"
+
+
+def test_a_rate_stands_clear_of_its_interval_and_bars_of_the_frame(axis: Any) -> None:
+    summary = {"decode_tokens_per_s": 5.0, "ci95": {"decode_tokens_per_s": (4.0, 6.0)}, "compute_busy_s": 2.0,
+               "stall_s": {"demand": 3.0}}  # fmt: skip
+    one = ReportedRun("a", Path("unused"), summary)
+    systems(axis, [one])
+    axis.figure.canvas.draw()
+    assert axis.texts[0].get_window_extent().x0 > axis.transData.transform((6.0, 0))[0] + 2
+    stalls(axis, [one])
+    assert axis.get_xlim()[1] > 5.0
+
+
+def test_times_that_come_in_steps_are_no_comb() -> None:
+    drawn = np.random.default_rng(0)
+    stepped, other = 14.0 * drawn.poisson(12, 300), drawn.normal(170, 20, 300)
+    edges = token_bins([stepped, other])
+
+    def gaps(edges: Any) -> int:
+        """Empty bins between the 10th and the 90th percentile."""
+        low, high = np.searchsorted(edges, np.percentile(stepped, [10, 90]))
+        return int((np.histogram(stepped, edges)[0][low : high - 1] == 0).sum())
+
+    assert gaps(np.linspace(edges[0], edges[-1], BINS + 1)) > 5
+    assert gaps(edges) == 0
+    assert edges[0] == min(stepped.min(), other.min())
+    assert edges[-1] == max(stepped.max(), other.max())
+    assert (np.diff(token_bins([np.full(5, 3.0)])) > 0).all()
 
 
 @dataclass
