@@ -8,6 +8,7 @@ as it stands in ``conf/``, paired.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -114,7 +115,9 @@ def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[
     # A misspelt key is told before anything runs.
     _cell(plan, _first_values(search), "fit")
     axes = axes_of([*cells, _cell(plan, _first_values(search), "fit")])
-    with launcher, Dataset(output_dir, axes, tell) as dataset:
+    with warnings.catch_warnings(), launcher, Dataset(output_dir, axes, tell) as dataset:
+        # Lists, such as two shares, are kept as JSON and come back equal.
+        warnings.filterwarnings("ignore", message="Choices for a categorical distribution")
         rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
 
         def run(wanted: Sequence[Cell]) -> list[Row]:

@@ -128,3 +128,16 @@ def test_a_split_and_a_misspelt_parameter_are_refused_before_anything_runs(tmp_p
     with pytest.raises(ValueError, match="did you mean resident_share"):
         run_search(plan(parameters={"budget.residentshare": [0.1, 0.2]}), here, tmp_path, quiet)
     assert here.ran == []
+
+
+def test_lists_are_searched_without_a_warning_and_come_back_as_they_went(tmp_path: Path) -> None:
+    parameters = {"cache.weights": [{"lru": 1.0}, {"lru": 0.5, "lfu": 0.5}], "cache.shares": [[0.9, 0.1], [0.8, 0.2]]}
+    base = ["system=hobbit", "model=tiny_mixtral", "trace.max_sequences=2"]
+    asked = make_plan("x", {"base": base, "search": {"parameters": parameters, "trials": 2}}, "x.yaml")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Choices for a categorical distribution")
+        run_search(asked, Here(), tmp_path, quiet)
+        again = make_plan("x", {"base": base, "search": {"parameters": parameters, "trials": 3}}, "x.yaml")
+        result = run_search(again, Here(), tmp_path, quiet)
+    (found,) = result.found
+    assert found.values["cache.shares"] in parameters["cache.shares"]
