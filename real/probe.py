@@ -2,8 +2,8 @@
 
 Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory, to the device and
 back, alone and behind each other; what the host pays for a launch, an event, a wait and the read-out of a routing; the
-cost of pinning; how far the device's clock strays from the host's; FloE's gather by columns; the kernels beside a
-measured copy. Nothing is fitted here.
+cost of pinning; how far the device's clock strays from the host's; FloE's gather by columns, by threads and by a kernel
+that reads host memory; the kernels beside a measured copy. Nothing is fitted here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from real.cuda.arena import ALIGNMENT, PinnedArena
-from real.cuda.gather import Gatherer, arena_bytes
+from real.cuda.arena import ALIGNMENT, PinnedArena, ring_bytes
 from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
+from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
 from real.machine import processor
+from real.settings import Engine
 from real.timers import sharpen_timers
 
 SIZES = tuple(1 << bits for bits in range(12, 29, 2))
@@ -79,32 +80,45 @@ def gathers(
     runtime: Runtime, arena: PinnedArena, pairs: int = PAIRS, row_bytes: int = ROW_BYTES,
     columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for several threads."""
-    source = torch.ones(pairs, row_bytes, dtype=torch.uint8)
+    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for several threads
+    (``staged``), and by columns a program, for a kernel that reads them from pinned memory (``zero_copy``).
+    """
+    source = arena.take(pairs * row_bytes).view(pairs, row_bytes).fill_(1)
     kept = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: int(KEPT * pairs)].sort().values
     target = runtime.allocate(len(kept) * row_bytes).view(len(kept), row_bytes)
     rows = []
-    for number in threads:
-        for group in columns:
-            gatherer = Gatherer(runtime, arena, number, group, row_bytes)
-            taken = [_gather_ns(runtime, gatherer, source, kept, target) for _ in range(REPEATS)]
-            gatherer.close()
-            told = quantiles(taken[2:])
-            rows.append({"threads": number, "columns": group, "gather_ns": told,
-                         "bytes_per_s": target.numel() / told["median"] * 1e9})  # fmt: skip
+    for form, number, engine in _gather_forms(columns, threads):
+        gatherer = gatherer_of(runtime, arena, engine, pairs, row_bytes)
+        taken = [_gather_ns(runtime, gatherer, source, kept, target) for _ in range(REPEATS)]
+        gatherer.close()
+        told = quantiles(taken[2:])
+        rows.append({"gather": form, "threads": number, "columns": engine.gather_columns, "gather_ns": told,
+                     "bytes_per_s": target.numel() / told["median"] * 1e9})  # fmt: skip
     return rows
 
 
-def _gather_ns(runtime: Runtime, gatherer: Gatherer, source: Tensor, kept: Tensor, target: Tensor) -> int:
+def _gather_forms(columns: Sequence[int], threads: Sequence[int]) -> Iterator[tuple[str, int, Engine]]:
+    """Form, threads of the host, and settings."""
+    for number in threads:
+        for group in columns:
+            yield "staged", number, Engine(gather_threads=number, gather_columns=group)
+    for group in columns:
+        yield "zero_copy", 1, Engine(gather="zero_copy", gather_columns=group)
+
+
+def _gather_ns(runtime: Runtime, gatherer: RowGatherer, source: Tensor, kept: Tensor, target: Tensor) -> int:
     begin_ns = time.perf_counter_ns()
     for end in gatherer.gather(source, kept, target):
         runtime.synchronize(end)
     return time.perf_counter_ns() - begin_ns
 
 
-def gathers_bytes(row_bytes: int, columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS) -> int:
-    """What ``gathers`` takes of a pinned arena: each combination has buffers of its own."""
-    return sum(arena_bytes(number, group, row_bytes) for number in threads for group in columns)
+def gathers_bytes(
+    pairs: int, row_bytes: int, columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS
+) -> int:
+    """What ``gathers`` takes of a pinned arena: an expert, and each combination has buffers of its own."""
+    forms = _gather_forms(columns, threads)
+    return ring_bytes(1, pairs * row_bytes) + sum(gatherer_bytes(engine, pairs, row_bytes) for *_, engine in forms)
 
 
 def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, float]]:
@@ -184,7 +198,7 @@ def links_and_host(
     """Everything but the kernels. Takes half a minute on a GPU."""
     sharpen_timers()
     began_ns = time.perf_counter_ns()
-    arena = PinnedArena(runtime, max(sizes) + gathers_bytes(row_bytes, columns, threads) + 4 * ALIGNMENT)
+    arena = PinnedArena(runtime, max(sizes) + gathers_bytes(pairs, row_bytes, columns, threads) + 4 * ALIGNMENT)
     pin_ns = time.perf_counter_ns() - began_ns
     try:
         return {

@@ -12,7 +12,7 @@ from sim.units import require_flag, require_number
 INPUTS = ("replay", "live")
 CHOICES = {
     "links": ("paced", "free"), "compute": ("padded", "free"), "source": ("ram", "buffered", "direct", "mmap"),
-    "dtype": ("float32", "bfloat16", "float16"),
+    "dtype": ("float32", "bfloat16", "float16"), "gather": ("staged", "zero_copy"),
 }  # fmt: skip
 
 
@@ -23,8 +23,9 @@ class Engine:
     ``source``: how the store is read (``ram``: it rests in memory; ``direct``: past the page cache; ``mmap``: by page
     faults). ``cold``: forget what the page cache holds of it before the run. ``stand_in_gib``: the most that a stand-in
     may take on disk. ``weights``: a checkpoint's folder, ``stand_in``, or None for the bundled model of that name, and
-    a stand-in where there is none. ``gather_threads``, ``gather_columns``: how a GPU's loader gathers the neurons of a
-    partial move, so many at a time, each thread into buffers and a stream of its own.
+    a stand-in where there is none. ``gather``: how a GPU's loader gathers the neurons of a partial move: ``staged``,
+    by ``gather_threads``, each into pinned buffers and a stream of its own, ``gather_columns`` at a time; or
+    ``zero_copy``, by a kernel that reads them from pinned memory, ``gather_columns`` a program.
     """
 
     links: str = "paced"
@@ -36,6 +37,7 @@ class Engine:
     stand_in_gib: float = 1.0
     dtype: str = "float32"
     patience_s: float = 30.0
+    gather: str = "staged"
     gather_threads: int = 4
     gather_columns: int = 50
 

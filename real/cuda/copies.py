@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from real.cuda.arena import StagingRing
-from real.cuda.gather import Gatherer
 from real.cuda.runtime import Event, Runtime
 from real.cuda.slots import DeviceSlots, Slot, parts_of
+from real.cuda.zero_copy import RowGatherer
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scattered:
     those that the slot is to hold, in its order.
     """
 
-    gatherer: Gatherer
+    gatherer: RowGatherer
     pairs: Tensor
     kept: Tensor
 

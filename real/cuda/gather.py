@@ -50,12 +50,7 @@ class Gatherer:
         for rows that are not there and for more than ``target`` holds.
         """
         count = len(kept)
-        if count and not 0 <= int(kept.min()) <= int(kept.max()) < len(pairs):
-            raise ValueError(f"rows {int(kept.min())} to {int(kept.max())} are kept of {len(pairs)}")
-        if count > len(target):
-            raise ValueError(f"{count} rows are kept, but the buffer holds {len(target)}")
-        if pairs.shape[1] != self._row_bytes or target.shape[1] != self._row_bytes:
-            raise ValueError(f"rows are of {pairs.shape[1]} and {target.shape[1]} B, not of {self._row_bytes}")
+        check_rows(pairs, kept, target, self._row_bytes)
         begins = range(0, count, self._columns)
         jobs = [
             self._pool.submit(self._bring, number, begins[number :: len(self._streams)], pairs, kept, target, after)
@@ -92,6 +87,17 @@ class Gatherer:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
+
+
+def check_rows(pairs: Tensor, kept: Tensor, target: Tensor, row_bytes: int) -> None:
+    """Raise ValueError for rows that are not there, for more than the target holds, and for rows of other sizes."""
+    count = len(kept)
+    if count and not 0 <= int(kept.min()) <= int(kept.max()) < len(pairs):
+        raise ValueError(f"rows {int(kept.min())} to {int(kept.max())} are kept of {len(pairs)}")
+    if count > len(target):
+        raise ValueError(f"{count} rows are kept, but the buffer holds {len(target)}")
+    if pairs.shape[1] != row_bytes or target.shape[1] != row_bytes:
+        raise ValueError(f"rows are of {pairs.shape[1]} and {target.shape[1]} B, not of {row_bytes}")
 
 
 def kept_rows(v: Tensor, threshold: float) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import Elsewhere, Pinned, Scattered, Source
-from real.cuda.gather import Gatherer, arena_bytes
 from real.cuda.runtime import Runtime
+from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
 from real.neurons import Arrivals
 from real.reading import BufferedReader, Bytes, DirectReader, Reader
 from real.settings import Engine
@@ -75,7 +75,7 @@ class Homes:
         self.ram: SlotMemory | None = None
         self._content: Tensor | None = None
         self._rings: list[StagingRing] = []
-        self._gatherers: list[Gatherer] = []
+        self._gatherers: list[RowGatherer] = []
         self._own = local()
         self._readers: list[Reader] = []
 
@@ -86,9 +86,9 @@ class Homes:
         in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 and tier is None else 0
         is_home, is_partial = self._engine.source == "ram", self._controller.payload.active_share < 1
         staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
-        gathers = self._engine.gather_threads, self._engine.gather_columns, self._arrivals.pair_bytes(0)
+        neurons, pair_bytes = self._store.header.neurons, self._arrivals.pair_bytes(0)
         if is_home and is_partial:
-            staging = engines[0] * arena_bytes(*gathers)
+            staging = engines[0] * gatherer_bytes(self._engine, neurons, pair_bytes)
         self.arena = PinnedArena(
             self._runtime,
             ring_bytes(in_transit, largest) + staging + beside_bytes
@@ -98,7 +98,9 @@ class Homes:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
             if is_partial:
-                self._gatherers = [Gatherer(self._runtime, self.arena, *gathers) for _ in range(engines[0])]
+                self._gatherers = [
+                    gatherer_of(self._runtime, self.arena, self._engine, neurons, pair_bytes) for _ in range(engines[0])
+                ]
         else:
             self._rings = [
                 StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])

@@ -67,6 +67,9 @@ class HostRuntime:
 
     def unregister(self, memory: Tensor) -> None: ...
 
+    def mapped(self, memory: Tensor) -> Tensor:
+        return memory
+
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
         target.copy_(source)
 

@@ -67,6 +67,11 @@ class Runtime(Protocol):
 
     def unregister(self, memory: Tensor) -> None: ...
 
+    def mapped(self, memory: Tensor) -> Tensor:
+        """Pinned host memory as kernels take it, which then read it over the link. Raise DeviceError for memory that
+        the device does not see.
+        """
+
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the device. From other
         host memory it is copied, too, but not beside other work.
@@ -151,6 +156,14 @@ class CudaRuntime:
 
     def unregister(self, memory: Tensor) -> None:
         self._cudart.cudaHostUnregister(memory.data_ptr())
+
+    def mapped(self, memory: Tensor) -> Tensor:
+        # What is registered is mapped, too, where addresses are unified; launches ask the driver for its address there.
+        if memory.numel() and not memory.is_pinned():
+            raise DeviceError(
+                f"{memory.numel() * memory.itemsize} B of host memory are not pinned: no kernel can read them"
+            )
+        return memory
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         with torch.cuda.stream(stream):

@@ -33,11 +33,14 @@ def test_copies_are_told_by_size_and_kind_of_memory() -> None:
         assert row["bytes_per_s"] == pytest.approx(1e9 * row["bytes"] / (100 + 2 * row["bytes"]))
 
 
-def test_the_gather_is_swept_over_columns_and_threads() -> None:
+def test_both_forms_of_the_gather_are_swept_over_columns_and_the_staged_one_over_threads() -> None:
     runtime = FakeRuntime()
-    arena = PinnedArena(runtime, gathers_bytes(64, (1, 50), (2,)))
-    rows = gathers(runtime, arena, 200, 64, (1, 50), (2,))
-    assert [(row["threads"], row["columns"]) for row in rows] == [(2, 1), (2, 50)]
+    arena = PinnedArena(runtime, gathers_bytes(200, 64, (1, 50), (2, 3)))
+    rows = gathers(runtime, arena, 200, 64, (1, 50), (2, 3))
+    assert [(row["gather"], row["threads"], row["columns"]) for row in rows] == [
+        ("staged", 2, 1), ("staged", 2, 50), ("staged", 3, 1), ("staged", 3, 50),
+        ("zero_copy", 1, 1), ("zero_copy", 1, 50),
+    ]  # fmt: skip
     assert all(row["bytes_per_s"] == pytest.approx(20 * 64 / row["gather_ns"]["median"] * 1e9) for row in rows)
 
 

@@ -132,6 +132,11 @@ class FakeRuntime:
         begin, end = span(memory)
         return any(first <= begin and end <= last for first, last in self._pinned.items())
 
+    def mapped(self, memory: Tensor) -> Tensor:
+        if memory.numel() and not self.is_pinned(memory):
+            raise OrderError("a kernel is to read host memory that is not pinned: on a GPU it would fault")
+        return memory
+
     # ---- work
 
     def copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:

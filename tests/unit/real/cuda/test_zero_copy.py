@@ -1,0 +1,124 @@
+"""FloE's gather by a kernel that reads pinned memory: the rows that are kept, in legal order; each rule broken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fake_runtime import FakeRuntime, OrderError
+from torch import Tensor
+
+from real.cuda.arena import PinnedArena
+from real.cuda.gather import Gatherer
+from real.cuda.zero_copy import ZeroCopyGatherer, gatherer_bytes, gatherer_of
+from real.settings import Engine
+
+ROW_BYTES, NEURONS = 24, 100
+
+
+class Bench:
+    """An expert that rests in pinned memory, room for it on the device, and a gatherer."""
+
+    def __init__(self, *, strict: bool = True, columns: int = 7, form: str = "zero_copy") -> None:
+        self.runtime = FakeRuntime(strict=strict)
+        engine = Engine(gather=form, gather_columns=columns, gather_threads=2)
+        size = gatherer_bytes(engine, NEURONS, ROW_BYTES)
+        self.arena = PinnedArena(self.runtime, size + (1 << 14))
+        self.worker = gatherer_of(self.runtime, self.arena, engine, NEURONS, ROW_BYTES)
+        self.pairs = self.arena.take(NEURONS * ROW_BYTES).view(NEURONS, ROW_BYTES)
+        self.pairs.random_(0, 256, generator=torch.Generator().manual_seed(0))
+        self.target = self.runtime.allocate(120 * ROW_BYTES).view(120, ROW_BYTES)
+        self.compute = self.runtime.stream("compute")
+
+    def read(self, count: int) -> Tensor:
+        return self.runtime.run(self.compute, lambda: self.target[:count].clone(), reads=[self.target[:count]])
+
+
+@pytest.mark.parametrize("form", ["zero_copy", "staged"])
+@pytest.mark.parametrize("columns", [1, 7, 50, 200])
+def test_both_forms_bring_the_kept_rows_in_their_order(columns: int, form: str) -> None:
+    for count in (0, 1, 49, 100):
+        b = Bench(columns=columns, form=form, strict=False)
+        kept = torch.randperm(NEURONS, generator=torch.Generator().manual_seed(count))[:count].sort().values
+        for end in b.worker.gather(b.pairs, kept, b.target):
+            b.runtime.wait(b.compute, end)
+        assert torch.equal(b.read(count), b.pairs[kept])
+        assert bool((b.target[count:] == 0xFF).all()), "written past the kept rows"
+        b.worker.close()
+
+
+def test_no_row_is_copied_by_the_host() -> None:
+    b = Bench()
+    b.worker.gather(b.pairs, torch.arange(0, NEURONS, 3), b.target)
+    assert not b.runtime.log, "a copy was issued"
+
+
+def test_many_gathers_reuse_the_lists_of_rows_behind_the_kernels_that_read_them() -> None:
+    b = Bench()
+    for seed in range(6):
+        kept = torch.randperm(NEURONS, generator=torch.Generator().manual_seed(seed))[:20]
+        for end in b.worker.gather(b.pairs, kept, b.target[20 * (seed % 5) :]):
+            b.runtime.wait(b.compute, end)
+        seen = b.target[20 * (seed % 5) :][:20]
+        assert torch.equal(b.runtime.run(b.compute, seen.clone, reads=[seen]), b.pairs[kept])
+        # The rows are overwritten behind their reader.
+        done = b.runtime.event()
+        b.runtime.record(done, b.compute)
+        b.runtime.wait(b.worker._stream, done)  # type: ignore[attr-defined]
+
+
+def test_a_list_that_is_written_while_a_kernel_reads_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Bench()
+    assert isinstance(b.worker, ZeroCopyGatherer)
+    monkeypatch.setattr(b.runtime, "synchronize", lambda event: None)
+    for _ in range(2):
+        b.worker.gather(b.pairs, torch.arange(5), b.target)
+    with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be reading"):
+        b.worker.gather(b.pairs, torch.arange(5), b.target)
+
+
+def test_rows_that_are_read_before_the_kernel_has_ended_are_found() -> None:
+    b = Bench()
+    b.worker.gather(b.pairs, torch.arange(10), b.target)
+    with pytest.raises(OrderError, match="compute reads memory that stream 1 may still be writing"):
+        b.read(10)
+
+
+def test_a_target_is_overwritten_behind_the_events_that_are_named() -> None:
+    b = Bench()
+    b.read(10)
+    last = b.runtime.event()
+    b.runtime.record(last, b.compute)
+    with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
+        b.worker.gather(b.pairs, torch.arange(10), b.target)
+    b.worker.gather(b.pairs, torch.arange(10), b.target, after=[last])
+
+
+def test_an_expert_that_rests_in_memory_which_is_not_pinned_is_found() -> None:
+    b = Bench()
+    with pytest.raises(OrderError, match="a kernel is to read host memory that is not pinned"):
+        b.worker.gather(b.pairs.clone(), torch.arange(10), b.target)
+
+
+def test_what_does_not_fit_is_refused_before_anything_moves() -> None:
+    b = Bench()
+    gather: Callable[..., object] = b.worker.gather
+    with pytest.raises(ValueError, match="rows 0 to 100 are kept of 100"):
+        gather(b.pairs, torch.tensor([0, 100]), b.target)
+    with pytest.raises(ValueError, match="11 rows are kept, but the buffer holds 10"):
+        gather(b.pairs, torch.arange(11), b.target[:10])
+    with pytest.raises(ValueError, match="101 rows are kept, but their list holds 100"):
+        gather(b.pairs, torch.zeros(101, dtype=torch.int64), b.target)
+    with pytest.raises(ValueError, match="rows are of 23 and 24 B, not of 24"):
+        gather(b.pairs[:, 1:], torch.arange(2), b.target)
+    with pytest.raises(ValueError, match="columns=0 must be at least 1"):
+        ZeroCopyGatherer(b.runtime, b.arena, NEURONS, 0, ROW_BYTES)
+    assert bool((b.target == 0xFF).all())
+
+
+def test_the_form_is_what_the_engine_is_told() -> None:
+    assert isinstance(Bench(form="zero_copy").worker, ZeroCopyGatherer)
+    assert isinstance(Bench(form="staged").worker, Gatherer)
+    with pytest.raises(ValueError, match=r"unknown engine.gather=copied; allowed: staged, zero_copy"):
+        Engine(gather="copied")
