@@ -163,7 +163,7 @@ class Measuring:
             SlotMatrices(pool, first), SlotMatrices(pool, down, first.stored_bytes), is_gated=True
         )  # fmt: skip
         x_1H = self._random(1, hidden)
-        works = [partial(compute, x_1H, slot_J) for slot_J in self._tables(len(pool))]
+        works = [partial(compute, x_1H, slot_J[None]) for slot_J in self._tables(len(pool))]
         yield summarise(f"expert {label}", name, self._calls(works), int(pool.shape[1]), self.peak)
 
     def _curve(self, size: int) -> Timed:

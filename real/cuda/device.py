@@ -28,9 +28,9 @@ from real.cuda.feeder import Feeder
 from real.cuda.homes import Homes, Transit
 from real.cuda.host import HostRuntime
 from real.cuda.runtime import CudaRuntime, Runtime, Stream
-from real.cuda.segments import Segments, tables_bytes
+from real.cuda.segments import tables_bytes
 from real.cuda.slots import DeviceSlots
-from real.cuda.work import DeviceWork, segments_of
+from real.cuda.work import Captured, DeviceWork, captured_of
 from real.device import TAIL, Listener, Service, Turn
 from real.expert_work import SiteInputs, Weights
 from real.neurons import Arrivals
@@ -87,8 +87,8 @@ class CudaDevice(ThreadedDevice):
         self._work_of = self._runtime.run(
             self.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
         )
-        self.slots.allocate()
-        self.homes.pin(engines, tables_bytes(1))
+        self.slots.allocate(mends=self._uses_graphs)
+        self.homes.pin(engines, tables_bytes(1, self._weights.store.header.neurons))
         pieces = self._piece_bytes
         self._engines = [CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])]
         for key in self._controller.slots.initial:
@@ -98,7 +98,9 @@ class CudaDevice(ThreadedDevice):
             self._engines[0].end(slot)
         # A capture looks at slots, too.
         self._put_behind(self.stream, self._engines[0].stream)
-        self._segments = self._capture() if self._uses_graphs else None
+        self._captured: Captured | None = None
+        if self._uses_graphs:
+            self._captured = captured_of(self._runtime, self.stream, self.homes.arena, self.slots, self._work_of)
         self._warm_up()
         for engine in self._engines:
             self._put_behind(engine.stream, self.stream)
@@ -123,19 +125,6 @@ class CudaDevice(ThreadedDevice):
                 self._runtime.stamp(self._clock, self.stream)
                 self._runtime.spin_until(self._clock, due_ns, self.stream)
 
-    def _capture(self) -> Segments | None:
-        pools: list[int] = []
-        slots, g = self._controller.slots, self._controller.geometry
-        for precision in range(len(g.precisions)):
-            found = {slots.pool_of[g.key(precision, s, e)] for s in range(g.sites) for e in range(g.experts)}
-            if len(found) > 1:
-                return None
-            pools += found
-        segments = segments_of(self._runtime, self.stream, self.homes.arena, self.slots, pools, self._work_of.weights)
-        if segments is not None:
-            segments.prepare()
-        return segments
-
     def close(self) -> None:
         """Raise DeviceError if a replay has taken more of the device than its budget."""
         try:
@@ -148,7 +137,7 @@ class CudaDevice(ThreadedDevice):
             for engine in self._engines:
                 engine.finish()
             # The garbage collector would take its time, and a next run needs the room.
-            self._segments = None
+            self._captured = None
             self.slots.release()
             self.homes.close()
 
@@ -301,12 +290,13 @@ class CudaDevice(ThreadedDevice):
         self._raise_failure()
 
     def _compute_expert(self, key: int, rows: int) -> None:
-        slot, g, work = self.slots.of(key), self._controller.geometry, self._work_of
+        slot, work = self.slots.of(key), self._work_of
         self.slots.begin_read(slot, self.stream)
-        if self._segments is not None and rows == 1 and not self._is_live:
-            self._segments.run(g.precision_of(key), work.noise, [slot.index])
+        neurons = self.arrivals.held(key)
+        if self._captured is not None and rows == 1 and not self._is_live:
+            self._captured.run(key, slot, self._bytes_of(key), neurons)
         else:
-            pieces, neurons = list(slot.parts(0, self._bytes_of(key))), self.arrivals.held(key)
+            pieces = list(slot.parts(0, self._bytes_of(key)))
 
             def run() -> None:
                 blob = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -354,6 +344,8 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
         f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)":
             is_partial and store.header.resident is None,
         f"payload {name} on {controller.route.links} links": is_partial and controller.route.links > 1,
+        f"engine.gather=zero_copy with engine.source={engine.source} (the whole store must rest in pinned memory)":
+            is_partial and engine.gather == "zero_copy" and engine.source != "ram",
         "loader.copies=free (no copy takes no time)": loader.copies == "free",
         "loader.write_back (weights are never copied back)": loader.write_back,
         "engine.source=mmap (page faults)": engine.source == "mmap",

@@ -1,14 +1,16 @@
 """A layer's experts as CUDA graphs: launches cost the host microseconds each, a replay costs them once.
 
-A graph's addresses are those of its capture. Its experts are therefore found through a table of slots in device memory,
-its input lies in a buffer of its own, and so do its outputs: one graph for each precision and number of needs serves
-every layer and every slot.
+A graph's addresses are those of its capture. Its experts are therefore found through a table in device memory: where
+each lies, and, of an expert that has come in part, which neurons those are. Its input lies in a buffer of its own, and
+so do its outputs: one graph for each precision and number of needs serves every layer, every pool and every slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,17 +18,62 @@ from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.runtime import Graph, Runtime, Stream
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.slot_matrices import SlotMatrices
+from real.kernels.sparse_expert import gathered_expert
+from real.neurons import Numbers
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""``compute(x [1, H], slots int32 [J]) -> [J, H]``: kernels only, of fixed shapes, without a look at any value."""
+"""``compute(x [1, H], table int32 [W, J]) -> [J, H]``: kernels only, of fixed shapes, without a look at any value."""
 TABLES = 4
 """Tables that may be on their way while the host fills another one."""
+SLOT, UP, COUNT, FIRST_NEURON = range(4)
+"""Rows of a table: of whole experts the first; of those that have come in part all, and then a row for each neuron."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """An expert that is to be computed: the place of its slot; of a sparse one the number of its resident up projection
+    and the neurons that its slot holds, in their order.
+    """
+
+    slot: int
+    up: int = 0
+    neurons: Numbers | None = None
+
+    def write(self, table_W: Tensor) -> None:
+        """Its column of a table; what lies behind its last neuron is left as it is."""
+        table_W[SLOT] = self.slot
+        if len(table_W) > 1:
+            assert self.neurons is not None
+            table_W[UP], table_W[COUNT] = self.up, len(self.neurons)
+            table_W[FIRST_NEURON : FIRST_NEURON + len(self.neurons)] = torch.from_numpy(self.neurons)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What experts of one precision compute. ``pool`` [S, bytes] is where their slots lie, ``ups`` [experts, bytes]
+    where their up projections do, if they are sparse, of ``neurons``.
+    """
+
+    compute: Compute
+    pool: Tensor
+    ups: Tensor | None = None
+    neurons: int = 0
+
+    @property
+    def table_rows(self) -> int:
+        return FIRST_NEURON + self.neurons if self.ups is not None else 1
+
+    def reads(self, needs: Sequence[Need]) -> list[Tensor]:
+        """The memory that computing these reads."""
+        ups = [] if self.ups is None else [self.ups[need.up] for need in needs]
+        return [*(self.pool[need.slot] for need in needs), *ups]
 
 
 def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> Compute:
     """An expert whose first projections are one matrix, gate above up, or a single one (ReLU) where it has no gate."""
 
-    def compute(x_1H: Tensor, slot_J: Tensor) -> Tensor:
+    def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
+        slot_J = table_WJ[SLOT]
         inner = dequant_gemv(x_1H, first, slot_J)
         if is_gated:
             gate, up = inner.chunk(2, dim=1)
@@ -38,25 +85,38 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
     return compute
 
 
+def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
+    """FloE's expert of the neurons that have come: their ``pairs`` [S, N, 2 H] in the slots, up projections resident.
+    Every neuron of ``up`` is multiplied, as FloE does, who finds active ones by it.
+    """
+
+    def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
+        v_JN = dequant_gemv(x_1H, up, table_WJ[UP])
+        v_JC = v_JN.gather(1, table_WJ[FIRST_NEURON:].T.to(torch.int64))
+        return gathered_expert(x_1H[0], v_JC, pairs, table_WJ[SLOT], table_WJ[COUNT])
+
+    return compute
+
+
 class Segment:
     """The graph of one kind of expert for a number of needs, with its input, table and outputs."""
 
-    def __init__(self, runtime: Runtime, stream: Stream, compute: Compute, x_1H: Tensor, num_needs: int,
-                 pool: Tensor) -> None:  # fmt: skip
-        self._runtime, self._stream = runtime, stream
+    def __init__(self, runtime: Runtime, stream: Stream, kind: Kind, x_1H: Tensor, num_needs: int) -> None:
+        self._runtime, self._stream, self._kind = runtime, stream, kind
         self.x_1H = x_1H
-        self.table_J = runtime.allocate(4 * num_needs).view(torch.int32)
+        rows = kind.table_rows
+        self.table_WJ = runtime.allocate(4 * rows * num_needs).view(torch.int32).view(rows, num_needs)
         self.outputs_JH = runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
-        runtime.run(stream, lambda: self.table_J.zero_(), writes=[self.table_J])
-        self._pool = pool
+        # Of no neurons, and what lies behind a count is a neuron, too.
+        runtime.run(stream, lambda: self.table_WJ.zero_(), writes=[self.table_WJ])
         self._graph: Graph = runtime.capture(
-            stream, lambda: self.outputs_JH.copy_(compute(self.x_1H, self.table_J)),
-            reads=[self.x_1H, self.table_J, pool[0]], writes=[self.outputs_JH],
+            stream, lambda: self.outputs_JH.copy_(kind.compute(self.x_1H, self.table_WJ)),
+            reads=[self.x_1H, self.table_WJ, *kind.reads([Need(0)])], writes=[self.outputs_JH],
         )  # fmt: skip
 
-    def replay(self, slots: Sequence[int]) -> Tensor:
+    def replay(self, needs: Sequence[Need]) -> Tensor:
         """fp32 [J, H], overwritten by the next replay; what it reads must be ordered before on the stream."""
-        reads = [self.x_1H, self.table_J, *(self._pool[slot] for slot in slots)]
+        reads = [self.x_1H, self.table_WJ, *self._kind.reads(needs)]
         self._runtime.replay(self._graph, self._stream, reads=reads, writes=[self.outputs_JH])
         return self.outputs_JH
 
@@ -64,16 +124,16 @@ class Segment:
 class Segments:
     """Segments by kind of expert and number of needs, captured when first asked for (``prepare`` does it before a run).
 
-    ``computes`` is by kind; ``pools`` by kind the slots that it reads; ``hidden`` and ``dtype`` are the input's.
+    ``hidden`` and ``dtype`` are the input's.
     """
 
-    def __init__(self, runtime: Runtime, stream: Stream, arena: PinnedArena, computes: Sequence[Compute],
-                 pools: Sequence[Tensor], hidden: int, dtype: torch.dtype, most_needs: int) -> None:  # fmt: skip
-        self._runtime, self._stream, self._computes, self._pools = runtime, stream, computes, pools
-        self._most_needs = most_needs
+    def __init__(self, runtime: Runtime, stream: Stream, arena: PinnedArena, kinds: Sequence[Kind], hidden: int,
+                 dtype: torch.dtype, most_needs: int) -> None:  # fmt: skip
+        self._runtime, self._stream, self._kinds, self._most_needs = runtime, stream, kinds, most_needs
         self._x_1H = runtime.allocate(hidden * dtype.itemsize).view(dtype).view(1, hidden)
         runtime.run(stream, lambda: self._x_1H.zero_(), writes=[self._x_1H])
-        self._tables = StagingRing(runtime, arena, TABLES, 4 * most_needs)
+        rows = max(kind.table_rows for kind in kinds)
+        self._tables = StagingRing(runtime, arena, TABLES, 4 * rows * most_needs)
         self._segments: dict[tuple[int, int], Segment] = {}
 
     def prepare(self) -> None:
@@ -81,7 +141,7 @@ class Segments:
 
         A capture computes once, with what lies in the first slot of each pool.
         """
-        for kind in range(len(self._computes)):
+        for kind in range(len(self._kinds)):
             for num_needs in range(1, self._most_needs + 1):
                 self._segment(kind, num_needs)
 
@@ -90,27 +150,42 @@ class Segments:
             raise ValueError(f"a segment of {num_needs} needs, of 1 to {self._most_needs}")
         found = self._segments.get((kind, num_needs))
         if found is None:
-            found = Segment(self._runtime, self._stream, self._computes[kind], self._x_1H, num_needs, self._pools[kind])
+            found = Segment(self._runtime, self._stream, self._kinds[kind], self._x_1H, num_needs)
             self._segments[kind, num_needs] = found
         return found
 
-    def run(self, kind: int, x_1H: Tensor, slots: Sequence[int]) -> Tensor:
-        """The experts in these slots on one input of the device: fp32 [J, H], overwritten by the next run of so many.
+    def run(self, kind: int, x_1H: Tensor, needs: Sequence[Need]) -> Tensor:
+        """These experts on one input of the device: fp32 [J, H], overwritten by the next run of so many.
 
-        The slots must have been ordered before on the stream.
+        Their slots must have been ordered before on the stream.
         """
-        segment = self._segment(kind, len(slots))
+        segment = self._segment(kind, len(needs))
+        # Nothing behind the longest list of neurons is sent.
+        rows = min(segment.table_WJ.shape[0], FIRST_NEURON + max(_count(need.neurons) for need in needs))
         buffer = self._tables.take()
-        table = buffer[: 4 * len(slots)].view(torch.int32)
-        table.copy_(torch.tensor(slots, dtype=torch.int32))
-        self._runtime.copy(segment.table_J, table, self._stream)
+        held = buffer[: 4 * rows * len(needs)]
+        table_WJ = held.view(torch.int32).view(rows, len(needs))
+        table_WJ[FIRST_NEURON:] = 0
+        for number, need in enumerate(needs):
+            need.write(table_WJ[:, number])
+        self._runtime.copy(segment.table_WJ[:rows], table_WJ, self._stream)
         copied = self._runtime.event()
         self._runtime.record(copied, self._stream)
         self._tables.give_back(buffer, copied)
         self._runtime.run(self._stream, lambda: self._x_1H.copy_(x_1H), reads=[x_1H], writes=[self._x_1H])
-        return segment.replay(slots)
+        return segment.replay(needs)
 
 
-def tables_bytes(most_needs: int) -> int:
-    """What the tables take of a pinned arena."""
-    return ring_bytes(TABLES, 4 * most_needs)
+def _count(neurons: Numbers | None) -> int:
+    return 0 if neurons is None else len(neurons)
+
+
+def tables_bytes(most_needs: int, neurons: int = 1) -> int:
+    """What the tables take of a pinned arena. ``neurons``: of an expert that may come in part; 1 of any other."""
+    rows = FIRST_NEURON + neurons if neurons > 1 else 1
+    return ring_bytes(TABLES, 4 * rows * most_needs)
+
+
+def all_neurons(count: int) -> Numbers:
+    """Those of a whole expert, as it is stored."""
+    return np.arange(count, dtype=np.int64)

@@ -1,8 +1,8 @@
 """The slots of the device's pools: which holds what, when it can be read, and when it may be overwritten.
 
-The controller decides what is resident and counts bytes. Here every pool is one allocation, cut into slots of its
+The controller decides what is resident and counts bytes. Here all pools are one allocation, each cut into slots of its
 largest variant, or shared out by bytes where it mixes sizes; all of it is taken before the run, and nothing after
-(``check_budget``).
+(``check_budget``). Kernels find a variant by where it begins, in units that divide all beginnings (``windows``).
 
 A slot is read by compute streams behind the event that its copy recorded, and overwritten by copy streams behind the
 events that its readers recorded since. Neither asks the host to wait.
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from real.cuda.runtime import DeviceError, Event, Runtime, Stream
+from real.room import ALIGNMENT as ROOM_ALIGNMENT
 from real.room import Extent, Room
 from sim.slots import IN_FLIGHT, Slots
 
@@ -26,13 +29,13 @@ SLOT_ALIGNMENT = 256
 
 @dataclass(eq=False)
 class Slot:
-    """Room for one variant: its ``pieces`` of a pool, in order, and the events behind which it may be read and
-    overwritten. ``index``: its place in a pool of equal slots.
+    """Room for one variant: its ``pieces``, in order, and the events behind which it may be read and overwritten.
+    ``at``: the byte of the slots' memory where it begins, if it lies in one piece; else -1.
     """
 
     pieces: tuple[Tensor, ...]
     pool: int
-    index: int = -1
+    at: int = -1
     key: int = -1
     ready: Event | None = None
     readers: list[Event] = field(default_factory=list)
@@ -59,12 +62,13 @@ def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tenso
 
 
 class Grid:
-    """A pool whose slots are all as large as its largest variant: [count, bytes]."""
+    """A pool whose slots are all as large as its largest variant; it begins at byte ``begin`` of ``memory``."""
 
-    def __init__(self, runtime: Runtime, pool: int, count: int, num_bytes: int, is_gone: Callable[[int], bool]) -> None:
+    def __init__(self, memory: Tensor, pool: int, begin: int, count: int, num_bytes: int,
+                 is_gone: Callable[[int], bool]) -> None:  # fmt: skip
         self._is_gone = is_gone
-        self.tensor = runtime.allocate(count * num_bytes).view(count, num_bytes)
-        self._free = [Slot((self.tensor[index],), pool, index) for index in reversed(range(count))]
+        places = range(begin, begin + count * num_bytes, num_bytes)
+        self._free = [Slot((memory[at : at + num_bytes],), pool, at) for at in reversed(places)]
         self._count = count
         self.of: dict[int, Slot] = {}
 
@@ -83,19 +87,21 @@ class Grid:
         return slot
 
     def check(self) -> None:
-        places = [slot.index for slot in (*self.of.values(), *self._free)]
+        places = [slot.at for slot in (*self.of.values(), *self._free)]
         assert len(places) == len(set(places)) == self._count
 
 
 class Mixed:
     """A pool of variants of several sizes: each takes as many bytes as it has, in several pieces if need be.
 
-    What is placed over bytes that others have left is written behind the events of these.
+    What is placed over bytes that others have left is written behind the events of these. The pool begins at byte
+    ``begin`` of ``memory``.
     """
 
-    def __init__(self, runtime: Runtime, pool: int, sizes: Sequence[int], is_gone: Callable[[int], bool]) -> None:
-        self._pool, self._room = pool, Room(sizes, is_gone, self._leave)
-        self.tensor = runtime.allocate(self._room.end)
+    def __init__(self, memory: Tensor, pool: int, begin: int, sizes: Sequence[int],
+                 is_gone: Callable[[int], bool]) -> None:  # fmt: skip
+        self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
+        self._memory = memory[begin : begin + self._room.end]
         self.of: dict[int, Slot] = {}
         self._left: list[tuple[Extent, list[Event]]] = []
         """Bytes that were somebody's, and what must be over before they are written."""
@@ -105,7 +111,8 @@ class Mixed:
         if not self._room.place(key, num_bytes, 0):
             return None
         extents = self._room.extents[key]
-        slot = Slot(tuple(self.tensor[at : at + length] for at, length in extents), self._pool, key=key)
+        begin = self._begin + extents[0][0] if len(extents) == 1 else -1
+        slot = Slot(tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key)
         for left, events in self._left:
             if any(_overlap(left, extent) for extent in extents):
                 slot.readers += events
@@ -131,10 +138,20 @@ def _is_inside(one: Extent, others: Sequence[Extent]) -> bool:
 
 
 class Parts(NamedTuple):
-    """The bytes of a pool that is shared out by bytes: the controller's, and those of spare slots."""
+    """The bytes of a pool that is shared out by bytes: the controller's, and those of spare slots; all sizes in it, and
+    so all places, are multiples of ``unit``.
+    """
 
     own_bytes: int
     spare_bytes: int
+    unit: int
+
+
+class Equal(NamedTuple):
+    """So many slots of so many bytes."""
+
+    num_slots: int
+    slot_bytes: int
 
 
 class DeviceSlots:
@@ -142,7 +159,7 @@ class DeviceSlots:
     ``keeps_slot(key)``: a key that is neither there nor on its way has one all the same.
 
     A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`), any other one is cut
-    into equal slots (`Grid`), which kernels find by a table.
+    into equal slots (`Grid`).
     """
 
     def __init__(self, runtime: Runtime, slots: Slots, spare: int = 0,
@@ -150,10 +167,16 @@ class DeviceSlots:
         self._runtime, self._slots, self._keeps_slot = runtime, slots, keeps_slot
         self._shapes = [self._shape_of(pool, capacity, spare) for pool, capacity in enumerate(slots.capacity_bytes)]
         self.pools: list[Grid | Mixed] = []
+        self._memory: Tensor | None = None
+        self._mending: Tensor | None = None
         self._sealed_bytes: int | None = None
+        self.unit = SLOT_ALIGNMENT
+        """Bytes; every slot that lies in one piece begins at a multiple."""
+        for shape in self._shapes:
+            steps = (shape.unit, ROOM_ALIGNMENT) if isinstance(shape, Parts) else (shape.slot_bytes,)
+            self.unit = gcd(self.unit, *steps)
 
-    def _shape_of(self, pool: int, capacity: int, spare: int) -> tuple[int, int] | Parts:
-        """How many slots of how many bytes a pool has; or what one has that is shared out by bytes."""
+    def _shape_of(self, pool: int, capacity: int, spare: int) -> Equal | Parts:
         g = self._slots.geometry
         experts = (
             key for key in range(g.num_keys) if g.expert_of(key) < g.experts and self._slots.pool_of[key] == pool
@@ -161,30 +184,66 @@ class DeviceSlots:
         sizes = {self._slots.key_bytes[key] for key in experts}
         largest = max(sizes, default=1)
         if len(sizes) > 1 and capacity // min(sizes) > capacity // largest:
-            return Parts(capacity, spare * largest)
-        return capacity // largest + (spare if capacity else 0), _up(largest)
+            unit = gcd(*sizes)
+            return Parts(capacity // unit * unit, spare * largest, unit)
+        return Equal(capacity // largest + (spare if capacity else 0), _up(largest))
 
-    def allocate(self) -> None:
-        """Take the pools' memory: when a run begins, for devices are made that never run. Raise DeviceError."""
+    def allocate(self, *, mends: bool = False) -> None:
+        """Take the pools' memory: when a run begins, for devices are made that never run. Raise DeviceError.
+
+        ``mends``: also room in which a variant of several pieces can be put together (``mended``).
+        """
         state = self._slots.state
 
         def is_gone(key: int) -> bool:
             return state[key] > IN_FLIGHT and not self._keeps_slot(key)
 
-        for pool, shape in enumerate(self._shapes):
+        begins, end = [], 0
+        for shape in self._shapes:
+            begins.append(_up(end))
+            end = begins[-1] + _length(shape)
+        mixes = any(isinstance(shape, Parts) for shape in self._shapes)
+        largest = max(self._slots.geometry.variant_bytes) if mends and mixes else 0
+        memory = self._memory = self._runtime.allocate(_up(end) + largest if largest else end)
+        self._mending = memory[_up(end) :] if largest else None
+        for pool, (shape, begin) in enumerate(zip(self._shapes, begins, strict=True)):
             if isinstance(shape, Parts):
-                self.pools.append(Mixed(self._runtime, pool, (shape.own_bytes, shape.spare_bytes), is_gone))
+                sizes = shape.own_bytes, shape.spare_bytes
+                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone))
             else:
-                self.pools.append(Grid(self._runtime, pool, *shape, is_gone))
+                self.pools.append(Grid(memory, pool, begin, *shape, is_gone))
 
     def release(self) -> None:
         """Give the memory back: the garbage collector would take its time."""
-        self.pools = []
+        self.pools, self._memory, self._mending = [], None, None
+
+    def windows(self, num_bytes: int) -> Tensor:
+        """uint8 [places, num_bytes]: what lies at each multiple of ``unit``, for kernels that find slots by a table of
+        places. They overlap.
+        """
+        assert self._memory is not None
+        count = (len(self._memory) - num_bytes) // self.unit + 1
+        return self._memory.as_strided((max(0, count), num_bytes), (self.unit, 1))
+
+    def place_of(self, slot: Slot, num_bytes: int, stream: Stream) -> int:
+        """The place, in units, of a variant that the stream reads next; one of several pieces is put together first, in
+        room that the next such one takes.
+        """
+        if slot.at >= 0:
+            return slot.at // self.unit
+        assert self._memory is not None
+        assert self._mending is not None
+        whole, pieces = self._mending[:num_bytes], list(slot.parts(0, num_bytes))
+        self._runtime.run(stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole])
+        return (len(self._memory) - len(self._mending)) // self.unit
 
     @property
     def num_bytes(self) -> int:
         """Of all pools, whether or not they have been allocated."""
-        return sum(sum(shape) if isinstance(shape, Parts) else shape[0] * shape[1] for shape in self._shapes)
+        return sum(
+            shape.own_bytes + shape.spare_bytes if isinstance(shape, Parts) else shape.num_slots * shape.slot_bytes
+            for shape in self._shapes
+        )
 
     # ---- which slot
 
@@ -248,6 +307,13 @@ class DeviceSlots:
         for pool in self.pools:
             pool.check()
             assert all(slot.key == key for key, slot in pool.of.items())
+
+
+def _length(shape: Equal | Parts) -> int:
+    """Bytes of a pool's memory, gaps included."""
+    if isinstance(shape, Equal):
+        return shape.num_slots * shape.slot_bytes
+    return Room((shape.own_bytes, shape.spare_bytes), lambda key: False).end
 
 
 def _up(num_bytes: int) -> int:

@@ -1,24 +1,34 @@
 """What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph of own kernels.
 
 The eager way knows every form of expert and gives the model's own bits; the graph takes one row, in a replay, of forms
-whose first projections are one stored matrix and which have nothing but that and a down projection.
+whose first projections are one stored matrix and which have nothing but that and a down projection, and of experts that
+move neuron by neuron, from slots of any pool.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena
 from real.cuda.runtime import Runtime, Stream
-from real.cuda.segments import Segments, fused_expert
-from real.cuda.slots import DeviceSlots, Grid
+from real.cuda.segments import Kind, Need, Segments, all_neurons, fused_expert, sparse_expert_in_part
+from real.cuda.slots import DeviceSlots, Slot
 from real.expert_work import ExpertWork, Weights
-from real.kernels.slot_matrices import PlainLayout, SlotMatrices
+from real.experts_swap import Tensors
+from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
+from real.neurons import UP, Numbers, of_neurons
 from real.store import RAW, StoredTensor, Variant
 from sim.types import Geometry
 
 FIRST = ("gate_up_proj", "up_proj")
+Draw = Callable[..., Tensor]
+FEW = 8
+"""Neurons of an expert that is tried."""
+MOST_PLACES = 2**31 - 1
+"""Of a table's int32."""
 
 
 class DeviceWork(ExpertWork):
@@ -33,6 +43,10 @@ class DeviceWork(ExpertWork):
         self._resident_at_home = self.resident
         self.resident = None if self.resident is None else self.resident.to(like.device)
         self._on_cpu: dict[int, Tensor] = {}
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
 
     @property
     def noise(self) -> Tensor:
@@ -51,27 +65,108 @@ class DeviceWork(ExpertWork):
         self._on_cpu = {}
 
 
-def segments_of(
-    runtime: Runtime, stream: Stream, arena: PinnedArena, slots: DeviceSlots, pools: list[int], weights: Weights
-) -> Segments | None:
-    """Graphs for one row of each precision, whose pool is ``pools[precision]``; None where a form, or a pool that mixes
-    sizes, has none."""
-    grids = [slots.pools[pool] for pool in pools]
-    computes, tensors = [], []
-    for precision, variant in enumerate(weights.store.header.variants):
-        found = {tensor.name: tensor for tensor in variant.tensors}
-        first, grid = next((name for name in FIRST if name in found), None), grids[precision]
-        if first is None or set(found) != {first, "down_proj"} or any(t.flipped for t in variant.tensors):
+def captured_of(
+    runtime: Runtime, stream: Stream, arena: PinnedArena, slots: DeviceSlots, work: DeviceWork
+) -> Captured | None:
+    """Graphs for one row of each precision; None where a form of expert has none."""
+    weights, header = work.weights, work.weights.store.header
+    kinds = []
+    for variant in header.variants:
+        windows = slots.windows(variant.num_bytes)
+        if not 0 < len(windows) <= MOST_PLACES:
             return None
-        if not isinstance(grid, Grid):
+        kind = _sparse_kind(work, variant, windows) if header.resident else _whole_kind(weights, variant, windows)
+        if kind is None:
             return None
-        pool = grid.tensor
-        tensors.append(pool)
-        computes.append(fused_expert(
-            matrices_of(pool, variant, first), matrices_of(pool, variant, "down_proj"),
-            is_gated=first == "gate_up_proj",
-        ))  # fmt: skip
-    return Segments(runtime, stream, arena, computes, tensors, weights.hidden, weights.dtype, 1)
+        kinds.append(kind)
+    segments = Segments(runtime, stream, arena, kinds, weights.hidden, weights.dtype, 1)
+    return Captured(segments, slots, work, stream)
+
+
+class Captured:
+    """The experts of a replay, one row of each, by captured kernels."""
+
+    def __init__(self, segments: Segments, slots: DeviceSlots, work: DeviceWork, stream: Stream) -> None:
+        self._segments, self._slots, self._work, self._stream = segments, slots, work, stream
+        header = work.weights.store.header
+        self._whole = all_neurons(header.neurons) if header.resident else None
+        segments.prepare()
+
+    def run(self, key: int, slot: Slot, num_bytes: int, neurons: Numbers | None) -> Tensor:
+        """What an expert, or these ``neurons`` of it, makes of a row of noise: fp32 [1, H], overwritten by the next.
+        The slot must have been ordered before on the stream."""
+        g, header = self._work.geometry, self._work.weights.store.header
+        place = self._slots.place_of(slot, num_bytes, self._stream)
+        need = Need(place)
+        if self._whole is not None:
+            up = header.number(g.site_of(key), g.expert_of(key))
+            need = Need(place, up, self._whole if neurons is None else neurons)
+        return self._segments.run(g.precision_of(key), self._work.noise, [need])
+
+
+def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:
+    """Of experts whose first projections are one stored matrix and that have nothing but it and a down projection."""
+    found = {tensor.name: tensor for tensor in variant.tensors}
+    first = next((name for name in FIRST if name in found), None)
+    if first is None or set(found) != {first, "down_proj"} or any(t.flipped for t in variant.tensors):
+        return None
+    is_gated = first == "gate_up_proj"
+
+    def ours(draw: Draw, hidden: int) -> tuple[Tensors, Callable[[Tensor], Tensor]]:
+        tensors = {first: draw(2 * FEW if is_gated else FEW, hidden), "down_proj": draw(hidden, FEW)}
+        matrices = [in_one_slot(tensors[name]) for name in (first, "down_proj")]
+        compute = fused_expert(matrices[0], matrices[1], is_gated=is_gated)
+        return tensors, lambda x_1H: compute(x_1H, torch.zeros(1, 1, dtype=torch.int32))
+
+    if not _is_alike(weights, ours):
+        return None
+    compute = fused_expert(
+        matrices_of(windows, variant, first), matrices_of(windows, variant, "down_proj"), is_gated=is_gated
+    )
+    return Kind(compute, windows)
+
+
+def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | None:
+    """Of experts that move neuron by neuron."""
+    weights, header = work.weights, work.weights.store.header
+    assert header.resident is not None
+    assert work.resident is not None
+    (stored,), neurons = variant.tensors, header.neurons
+
+    def ours(draw: Draw, hidden: int) -> tuple[Tensors, Callable[[Tensor], Tensor]]:
+        pairs, up = draw(FEW, 2 * hidden), draw(FEW, hidden)
+        compute = sparse_expert_in_part(in_one_slot(up), pairs[None])
+        table_WJ = torch.tensor([[0], [0], [FEW], *([n] for n in range(FEW))], dtype=torch.int32)
+        return of_neurons(weights.forms[0], pairs, up), lambda x_1H: compute(x_1H, table_WJ)
+
+    if stored.bits or not _is_alike(weights, ours):
+        return None
+    size = neurons * stored.shape[1] * RAW[stored.dtype].itemsize
+    pairs = windows[:, stored.begin : stored.begin + size].view(RAW[stored.dtype]).view(-1, *stored.shape)
+    compute = sparse_expert_in_part(matrices_of(work.resident, header.resident, UP), pairs)
+    return Kind(compute, windows, work.resident, neurons)
+
+
+def _is_alike(weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Callable[[Tensor], Tensor]]]) -> bool:
+    """Whether the captured way computes what the model's experts do: another activation, say, is no matter of names.
+    Tried on a few neurons of random weights, of every kind of layer.
+    """
+    made = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made)
+
+    x_1H = draw(1, weights.hidden)
+    for form in {type(form.layer.experts): form for form in weights.forms}.values():
+        tensors, compute = ours(draw, weights.hidden)
+        try:
+            own = form.forward(tensors, x_1H)
+            if not torch.allclose(own, compute(x_1H), rtol=0, atol=1e-4 * float(own.abs().max())):
+                return False
+        except (RuntimeError, TypeError):
+            # Layers that take only experts of their own size, or lie elsewhere.
+            return False
+    return True
 
 
 def matrices_of(pool: Tensor, variant: Variant, name: str) -> SlotMatrices:

@@ -24,6 +24,7 @@ import torch
 
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.gated_gemv import gated_gemv
+from real.kernels.gather_rows import gather_rows
 from real.kernels.grouped_gemm import grouped_gemm
 from real.kernels.jit import Call, recorded
 from real.kernels.pacing import spin_until, stamp
@@ -38,8 +39,8 @@ TARGETS = (80, 89, 90, 120)
 MIXTRAL, QWEN3, PRIMES = (14336, 4096), (768, 2048), (131, 257)
 """Neurons and hidden size of an expert; primes leave no alignment to compile for."""
 TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
-    torch.int64: "i64",
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 BF16 = torch.bfloat16
 
@@ -107,9 +108,14 @@ def _launch_quantised(neurons: int, hidden: int, bits: int, dtype: torch.dtype) 
 
 def _launch_sparse(neurons: int, hidden: int) -> None:
     x_H, v_JN = _meta(hidden), _meta(2, neurons, dtype=torch.float32)
-    counts = _meta(2, dtype=torch.int32)
-    sparse_expert(x_H, v_JN, _meta(8, neurons, 2 * hidden), counts, _meta(2, dtype=torch.float32))
-    gathered_expert(x_H, v_JN, _meta(2, neurons, 2 * hidden), counts)
+    slots, counts, pairs = _meta(2, dtype=torch.int32), _meta(2, dtype=torch.int32), _meta(8, neurons, 2 * hidden)
+    sparse_expert(x_H, v_JN, pairs, slots, _meta(2, dtype=torch.float32))
+    gathered_expert(x_H, v_JN, pairs, slots, counts)
+    # Pairs of half precision, and of an odd number of bytes, which no model has.
+    for width in (4 * hidden, 4 * hidden + 2, 4 * hidden + 1):
+        source, target = (_meta(neurons, width, dtype=torch.uint8) for _ in range(2))
+        for columns in (1, 50):
+            gather_rows(source, _meta(neurons // 10, dtype=torch.int32), target, columns)
 
 
 def _form(

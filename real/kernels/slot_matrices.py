@@ -43,18 +43,21 @@ class PlainLayout:
 
 @dataclass(frozen=True, eq=False)
 class SlotMatrices:
-    """One matrix of each slot. ``pool`` is uint8 [S, slot bytes], contiguous; the matrix begins ``at`` bytes in."""
+    """One matrix of each slot. ``pool`` is uint8 [S, slot bytes] with contiguous rows, which may overlap: whatever
+    begins at one of many places is a slot. The matrix begins ``at`` bytes in.
+    """
 
     pool: Tensor
     layout: Layout | PlainLayout
     at: int = 0
 
     def __post_init__(self) -> None:
-        if self.pool.dtype != torch.uint8 or self.pool.dim() != 2 or not self.pool.is_contiguous():
-            raise ValueError(f"a pool is contiguous torch.uint8 [slots, bytes], not {self.pool.dtype} "
-                             f"{list(self.pool.shape)}")  # fmt: skip
-        if self.at % ALIGNMENT or self.slot_bytes % ALIGNMENT or self.at < 0:
-            raise ValueError(f"offset {self.at} and slot size {self.slot_bytes} must be multiples of {ALIGNMENT} B")
+        if self.pool.dtype != torch.uint8 or self.pool.dim() != 2 or self.pool.stride(1) != 1:
+            raise ValueError(f"a pool is torch.uint8 [slots, bytes] with contiguous rows, not {self.pool.dtype} "
+                             f"{list(self.pool.shape)} with strides {self.pool.stride()}")  # fmt: skip
+        if self.at % ALIGNMENT or self.slot_bytes % ALIGNMENT or self.step_bytes % ALIGNMENT or self.at < 0:
+            raise ValueError(f"offset {self.at}, slot size {self.slot_bytes} and step {self.step_bytes} must be "
+                             f"multiples of {ALIGNMENT} B")  # fmt: skip
         if self.at + self.layout.stored_bytes > self.slot_bytes:
             raise ValueError(
                 f"{self.layout} takes {self.layout.stored_bytes} B from {self.at} on, but a slot has {self.slot_bytes}"
@@ -63,6 +66,11 @@ class SlotMatrices:
     @property
     def slot_bytes(self) -> int:
         return int(self.pool.shape[1])
+
+    @property
+    def step_bytes(self) -> int:
+        """From one slot to the next."""
+        return self.pool.stride(0)
 
     @property
     def rows(self) -> int:
@@ -95,14 +103,14 @@ class SlotMatrices:
         if isinstance(layout, PlainLayout):
             size = layout.dtype.itemsize
             weights = self.pool.view(layout.dtype)
-            return {"weight_ptr": weights, "weight_at": self.at // size, "weight_stride": self.slot_bytes // size,
+            return {"weight_ptr": weights, "weight_at": self.at // size, "weight_stride": self.step_bytes // size,
                     "meta_ptr": weights, "scale_at": 0, "zero_at": 0, "meta_stride": 0}  # fmt: skip
         size = layout.meta_dtype.itemsize
         return {
-            "weight_ptr": self.pool, "weight_at": self.at, "weight_stride": self.slot_bytes,
+            "weight_ptr": self.pool, "weight_at": self.at, "weight_stride": self.step_bytes,
             "meta_ptr": self.pool.view(layout.meta_dtype), "scale_at": (self.at + layout.scale_at) // size,
             "zero_at": 0 if layout.symmetric else (self.at + layout.zero_at) // size,
-            "meta_stride": self.slot_bytes // size,
+            "meta_stride": self.step_bytes // size,
         }  # fmt: skip
 
 

@@ -2,13 +2,13 @@
 
     v = U x;  keep |v| >= t;  h = SiLU(g x) * v over the kept gate columns g;  y = sum of h times the kept down rows
 
-Legend. J needs of the token; N neurons; H hidden size; C rows of a gathered buffer. Storage: a neuron's *pair* is its
+Legend. J needs of the token; N neurons; H hidden size; C rows of a slot. Storage: a neuron's *pair* is its
 gate column and its down row side by side, [2 H], the compact layout in which the host keeps and sends them; all types
 are plain. The up projection (resident, two bits) is ``real.kernels.dequant_gemv``.
 
-*Masked*: all N pairs are there and the mask decides which are read. *Gathered*: the kept pairs only, in any order, in a
-buffer of C rows with their count in device memory. Sums over neurons are split into SPLITS parts, added up in a fixed
-order: the same call gives the same bits.
+*Masked*: all N pairs are there and the mask decides which are read. *Gathered*: the kept pairs only, in any order, in
+the first of a slot's C rows, with their count in device memory. Sums over neurons are split into SPLITS parts, added up
+in a fixed order: the same call gives the same bits.
 
 Source: FloE (arXiv:2505.05950), Algorithm 1; |v|, as its text has it, not v, as the algorithm is printed.
 """
@@ -33,11 +33,11 @@ def sparse_expert_ref(x_H: Tensor, v_JN: Tensor, pairs: Tensor, slot_J: Tensor, 
     return torch.stack(outputs)
 
 
-def gathered_expert_ref(x_H: Tensor, v_JC: Tensor, pairs_JC: Tensor, count_J: Tensor) -> Tensor:
-    """fp32 [J, H]; ``pairs_JC`` [J, C, 2 H]."""
+def gathered_expert_ref(x_H: Tensor, v_JC: Tensor, pairs: Tensor, slot_J: Tensor, count_J: Tensor) -> Tensor:
+    """fp32 [J, H]; ``pairs`` [S, C, 2 H]."""
     outputs = [
-        _pairs_ref(x_H, v_C[:count], pairs_C[:count])
-        for v_C, pairs_C, count in zip(v_JC.float(), pairs_JC, count_J.tolist(), strict=True)
+        _pairs_ref(x_H, v_C[:count], pairs[slot, :count])
+        for slot, v_C, count in zip(slot_J.tolist(), v_JC.float(), count_J.tolist(), strict=True)
     ]
     return torch.stack(outputs)
 
@@ -56,12 +56,11 @@ def _gate_kernel(
     j = tl.program_id(1)
     i = tl.program_id(0) * BN + tl.arange(0, BN)
     v = tl.load(v_ptr + j.to(tl.int64) * N + i, mask=i < N, other=0.0).to(tl.float32)
+    pairs = pairs_ptr + tl.load(slot_ptr + j).to(tl.int64) * pairs_stride
     if GATHERED:
         keep = i < tl.load(count_ptr + j)
-        pairs = pairs_ptr + j.to(tl.int64) * pairs_stride
     else:
         keep = (tl.abs(v) >= tl.load(threshold_ptr + j)) & (i < N)
-        pairs = pairs_ptr + tl.load(slot_ptr + j).to(tl.int64) * pairs_stride
     acc = tl.zeros((BN,), dtype=tl.float32)
     if tl.max(keep.to(tl.int32), axis=0) > 0:
         for h0 in range(0, H, BH):
@@ -83,11 +82,9 @@ def _down_kernel(
     j = tl.program_id(2)
     column = tl.program_id(0) * BH + tl.arange(0, BH)
     end = tl.minimum((split + 1) * span, N)
+    pairs = pairs_ptr + tl.load(slot_ptr + j).to(tl.int64) * pairs_stride
     if GATHERED:
         end = tl.minimum(end, tl.load(count_ptr + j))
-        pairs = pairs_ptr + j.to(tl.int64) * pairs_stride
-    else:
-        pairs = pairs_ptr + tl.load(slot_ptr + j).to(tl.int64) * pairs_stride
     acc = tl.zeros((BH,), dtype=tl.float32)
     for i0 in range(split * span, end, BN):
         i = i0 + tl.arange(0, BN)
@@ -128,20 +125,21 @@ def sparse_expert(
 
 
 def gathered_expert(
-    x_H: Tensor, v_JC: Tensor, pairs_JC: Tensor, count_J: Tensor, tile: tuple[int, int] | None = None
+    x_H: Tensor, v_JC: Tensor, pairs: Tensor, slot_J: Tensor, count_J: Tensor, tile: tuple[int, int] | None = None
 ) -> Tensor:
-    """The gathered form: fp32 [J, H] from the first ``count_J`` rows of each need's buffer, [J, C, 2 H].
+    """The gathered form: fp32 [J, H] from the first ``count_J`` rows of each need's slot, [S, C, 2 H].
 
-    ``v_JC`` fp32 holds the kept values in the order of the rows; ``count_J`` is int32, on the device.
+    ``v_JC`` fp32 holds the kept values in the order of the rows; what lies behind the count is not looked at.
+    ``slot_J`` and ``count_J`` are int32, on the device.
     """
     J, C = v_JC.shape
-    _check(x_H, v_JC, pairs_JC, C)
-    if count_J.dtype != torch.int32 or len(count_J) != J or len(pairs_JC) != J:
-        raise ValueError(f"{J} needs take as many buffers and int32 counts, not {len(pairs_JC)} and {count_J.dtype} "
-                         f"{list(count_J.shape)}")  # fmt: skip
+    _check(x_H, v_JC, pairs, C)
+    for name, table in (("slots", slot_J), ("counts", count_J)):
+        if table.dtype != torch.int32 or list(table.shape) != [J] or not table.is_contiguous():
+            raise ValueError(f"{J} needs take as many int32 {name}, not {table.dtype} {list(table.shape)}")
     if not launches(x_H):
-        return gathered_expert_ref(x_H, v_JC, pairs_JC, count_J)
-    return _launch(x_H, v_JC, pairs_JC, count_J, v_JC, count_J, tile, gathered=True)
+        return gathered_expert_ref(x_H, v_JC, pairs, slot_J, count_J)
+    return _launch(x_H, v_JC, pairs, slot_J, v_JC, count_J, tile, gathered=True)
 
 
 def _check(x_H: Tensor, v: Tensor, pairs: Tensor, neurons: int) -> None:

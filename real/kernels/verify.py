@@ -19,6 +19,7 @@ from torch import Tensor
 
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.gated_gemv import gated_gemv
+from real.kernels.gather_rows import gather_rows
 from real.kernels.grouped_gemm import grouped_gemm
 from real.kernels.quantise import Layout, layout_of, quantise
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
@@ -70,6 +71,10 @@ def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
                 told = f"{pairs}, {share:.0%} kept"
                 yield _checked("sparse_expert", told, partial(_sparse, device, pairs, share, gathered=False))
                 yield _checked("gathered_expert", told, partial(_sparse, device, pairs, share, gathered=True))
+        for rows, width in ((1, 1), (67, 26), (131, 28), *(((1408, 8192),) if real else ())):
+            for columns in (1, 7, 50):
+                told = f"{rows} rows of {width} B, {columns} a program"
+                yield _checked("gather_rows", told, partial(_gathered, device, rows, width, columns))
         for form in ((1, 8, 2, 64), (3, 60, 4, 130), (4, 128, 8, 2048) if real else (1, 16, 3, 97)):
             for name, function in (("stacked_gates", stacked_gates), ("sequential_gates", sequential_gates)):
                 yield _checked(name, str(form), partial(_gates, device, function, form))
@@ -177,14 +182,29 @@ def _sparse(device: torch.device, shape: tuple[int, int], share: float, *, gathe
         got = sparse_expert(x_H.to(device), v_JI.to(device), pairs.to(device), _slots(device), threshold_J.to(device))
         return _error(got, torch.stack(want))
     capacity = neurons + 3
-    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((2, capacity, 2 * hidden), torch.nan).bfloat16()
+    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((3, capacity, 2 * hidden), torch.nan).bfloat16()
     count_J = torch.zeros(2, dtype=torch.int32)
     for j, slot in enumerate(SLOTS):
         chosen = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
-        v_JC[j, : len(chosen)], rows[j, : len(chosen)] = v_JI[j, chosen], pairs[slot, chosen]
+        v_JC[j, : len(chosen)], rows[slot, : len(chosen)] = v_JI[j, chosen], pairs[slot, chosen]
         count_J[j] = len(chosen)
-    got = gathered_expert(x_H.to(device), v_JC.to(device), rows.to(device), count_J.to(device))
+    got = gathered_expert(x_H.to(device), v_JC.to(device), rows.to(device), _slots(device), count_J.to(device))
     return _error(got, torch.stack(want))
+
+
+def _gathered(device: torch.device, rows: int, width: int, columns: int) -> float:
+    """The share of bytes that are wrong, of two thirds of the rows and of what must be left alone behind them."""
+    draw = torch.Generator().manual_seed(0)
+    source = torch.randint(0, 256, (rows, width), generator=draw, dtype=torch.uint8)
+    chosen = torch.randperm(rows, generator=draw)[: -(-2 * rows // 3)]
+    target = torch.full((len(chosen) + 2, width), 0xFF, dtype=torch.uint8, device=device)
+    want = torch.cat([source[chosen], torch.full((2, width), 0xFF, dtype=torch.uint8)])
+    row_C = chosen.to(torch.int32)
+    if device.type == "cuda":
+        # Read where they lie: in host memory that is pinned.
+        source, row_C = source.pin_memory(), row_C.pin_memory()
+    gather_rows(source, row_C, target, columns)
+    return float((target.cpu() != want).double().mean())
 
 
 def _gates(device: torch.device, function: Callable[..., Any], form: tuple[int, int, int, int]) -> float:

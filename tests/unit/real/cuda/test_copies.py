@@ -256,9 +256,68 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
         slots.place(4)
     for key in (1, 3):
         mixed.state[key] = ABSENT
-    read(4, load(4))
+    stored = load(4)
+    read(4, stored)
     assert len(slots.of(4).pieces) > 1
     read(0, homes[0])
+
+
+def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> None:
+    """The windows at the places, for keys of 992 and 400 B behind a pool of equal slots."""
+    runtime, mixed = FakeRuntime(strict=True), held()
+    mixed.capacity_bytes = (2 * SIZE, 2 * SIZE)
+    mixed.pool_of = [1, 1, 0, 1, 1, 0]
+    mixed.key_bytes = [992, 400, 0, 400, 992, 0]
+    slots = DeviceSlots(runtime, cast(Slots, mixed))
+    slots.allocate(mends=True)
+    assert slots.unit == 16
+    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    arena, stored = PinnedArena(runtime, 1 << 16), dict[int, Tensor]()
+
+    def bring(key: int) -> None:
+        mixed.state[key] = RESIDENT
+        slot, stored[key] = slots.place(key), arena.take(mixed.key_bytes[key])
+        stored[key].copy_(content(key)[: len(stored[key])])
+        engine.begin(slot, is_paced=False)
+        engine.copy(slot, Pinned((stored[key],)), 0, len(stored[key]))
+        engine.end(slot)
+
+    def seen(key: int) -> Tensor:
+        slot, size = slots.of(key), mixed.key_bytes[key]
+        slots.begin_read(slot, compute)
+        window = slots.windows(size)[slots.place_of(slot, size, compute)]
+        found = runtime.run(compute, window.clone, reads=[window])
+        slots.end_read(slot, compute)
+        return found
+
+    for key in (1, 0, 3):
+        bring(key)
+    for key in (1, 0, 3):
+        assert torch.equal(seen(key), stored[key])
+    for key in (1, 3):
+        mixed.state[key] = ABSENT
+    bring(4)
+    assert len(slots.of(4).pieces) > 1
+    for key in (4, 0, 4):
+        assert torch.equal(seen(key), stored[key])
+
+
+def test_pieces_that_are_put_together_before_they_have_come_are_found() -> None:
+    runtime, mixed = FakeRuntime(strict=True), held()
+    mixed.key_bytes = [992, 400, 0, 400, 992, 0]
+    slots = DeviceSlots(runtime, cast(Slots, mixed))
+    slots.allocate(mends=True)
+    copies, compute = runtime.stream("copies"), runtime.stream("compute")
+    for key in (1, 0, 3):
+        mixed.state[key] = RESIDENT
+        slots.place(key)
+    for key in (1, 3):
+        mixed.state[key] = ABSENT
+    slot = slots.place(4)
+    assert slot.at < 0
+    runtime.run(copies, lambda: None, writes=slot.pieces)
+    with pytest.raises(OrderError, match="compute reads memory that stream 1 may still be writing"):
+        slots.place_of(slot, 992, compute)
 
 
 def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_found() -> None:

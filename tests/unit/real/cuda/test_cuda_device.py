@@ -103,6 +103,26 @@ def check_ram(device: CudaDevice, whole: bytes) -> None:
             assert device.homes.ram.blob(key).numpy().tobytes() == stored, f"{key} holds other bytes in RAM"
 
 
+def compare(device: CudaDevice) -> list[int]:
+    """Compare what an expert's graph has computed with what torch makes of the same bytes; the keys compared."""
+    seen: list[int] = []
+    compute = device._compute_expert
+
+    def look(key: int, rows: int) -> None:
+        compute(key, rows)
+        if device._captured is not None and rows == 1:
+            segment = device._captured._segments._segments[device._controller.geometry.precision_of(key), 1]
+            pieces = list(device.slots.of(key).parts(0, device._bytes_of(key)))
+            own = device._work_of.output(key, torch.cat(pieces), device._work_of.noise, device.arrivals.held(key))
+            off = float((segment.outputs_JH - own).norm() / own.norm())
+            # Both accumulate in fp32, in orders of their own.
+            assert off < 1e-5, f"{key} is off by {off}"
+            seen.append(key)
+
+    device._compute_expert = look  # type: ignore[method-assign]
+    return seen
+
+
 def replay(run: Prepared) -> tuple[Record, list[int]]:
     """Run it; what was recorded, and the keys of the experts that were computed."""
     device, threads = cast(CudaDevice, run.device), threading.active_count()
@@ -130,6 +150,7 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
     [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
      pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
      ("system=floe", "payload.missed=fetched", "engine.gather_threads=2", "engine.gather_columns=5"),
+     ("system=floe", "engine.gather=zero_copy", "engine.gather_columns=5"),
      pytest.param(("system=floe", "engine.source=direct"), marks=pytest.mark.thorough),
      pytest.param(("system=floe", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
      pytest.param(("system=fate", "budget.resident_share=0.4"), marks=pytest.mark.thorough),
@@ -155,6 +176,47 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
     assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
     assert not device.slots.pools, "the slots are given back when the run has ended"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("system=mixtral_offloading",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
+     ("system=fate", "budget.resident_share=0.4"),
+     ("system=floe", "payload.missed=fetched", "engine.gather=zero_copy", "engine.gather_columns=5")],
+    ids=" ".join,
+)  # fmt: skip
+def test_graphs_compute_what_torch_does_of_whole_experts_and_of_ones_in_part(
+    overrides: tuple[str, ...], prepared: Prepare
+) -> None:
+    """Pools of single layers, of two precisions, of mixed sizes, and experts of which some neurons have come."""
+    run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=6", *overrides)
+    device = cast(CudaDevice, run.device)
+    seen, kinds = compare(device), set[str]()
+    compute = device._compute_expert
+
+    def look(key: int, rows: int) -> None:
+        kinds.add("whole" if device.arrivals.held(key) is None else "in part")
+        compute(key, rows)
+
+    device._compute_expert = look  # type: ignore[method-assign]
+    replay_driver(run).drive()
+    assert len(seen) > 100
+    assert ("in part" in kinds) == ("system=floe" in overrides)
+
+
+def test_experts_of_another_activation_have_no_graph(prepared: Prepare) -> None:
+    run = prepared("device=cuda", "system=lru", "trace.max_sequences=1", "+workload.decode_tokens=2")
+    device = cast(CudaDevice, run.device)
+    for form in device._weights.forms:
+        form.layer.experts.act_fn = torch.nn.GELU()
+    seen = compare(device)
+    replay_driver(run).drive()
+    assert not seen
+
+
+def test_a_kernel_that_reads_host_memory_needs_all_of_the_store_in_it(prepared: Prepare) -> None:
+    with pytest.raises(ValueError, match=r"engine.gather=zero_copy with engine.source=direct \(the whole store must"):
+        prepared("device=cuda", "system=floe", "engine.gather=zero_copy", "engine.source=direct")
 
 
 def test_a_gpu_that_is_too_small_for_the_slots_is_told_of_and_everything_is_given_back(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from fake_runtime import FakeRuntime, OrderError
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena
-from real.cuda.segments import Segments, fused_expert, tables_bytes
+from real.cuda.segments import Kind, Need, Segments, fused_expert, sparse_expert_in_part, tables_bytes
 from real.kernels.quantise import layout_of, quantise
 from real.kernels.slot_matrices import SlotMatrices
 
@@ -34,7 +36,7 @@ class Bench:
         self.is_gated = is_gated
         self.segments = Segments(
             self.runtime, self.stream, PinnedArena(self.runtime, tables_bytes(3)),
-            [fused_expert(self.first, self.down, is_gated=is_gated)], [self.pool], HIDDEN, torch.bfloat16, 3,
+            [Kind(fused_expert(self.first, self.down, is_gated=is_gated), self.pool)], HIDDEN, torch.bfloat16, 3,
         )  # fmt: skip
 
     def wanted(self, x_1H: Tensor, slots: list[int]) -> Tensor:
@@ -58,7 +60,7 @@ def test_one_graph_serves_every_slot(is_gated: bool) -> None:
     before = bench.runtime.allocated
     for number, slots in enumerate([[0], [3], [1, 2], [2, 2, 0], [0, 1], [3], [1], [0]]):
         x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(number)).bfloat16()
-        got = bench.segments.run(0, x_1H, slots)
+        got = bench.segments.run(0, x_1H, [Need(slot) for slot in slots])
         want = bench.wanted(x_1H, slots)
         assert float((got.double() - want).norm() / want.norm()) < 1e-5, slots
     assert bench.runtime.allocated == before, "nothing may be allocated in a run"
@@ -74,9 +76,92 @@ def test_a_slot_whose_copy_is_not_ordered_before_the_replay_is_found() -> None:
     bench.runtime.wait(copies, captured)
     bench.runtime.run(copies, lambda: None, writes=[bench.pool[2]])
     with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
-        bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [2])
+        bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(2)])
 
 
 def test_a_number_of_needs_that_was_not_told_is_refused() -> None:
     with pytest.raises(ValueError, match="a segment of 4 needs, of 1 to 3"):
-        Bench().segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [0, 1, 2, 3])
+        Bench().segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(slot) for slot in range(4)])
+
+
+NEURONS, EXPERTS = 37, 5
+
+
+class Sparse:
+    """Experts whose neurons come one by one: pairs in slots, up projections at two bits elsewhere."""
+
+    def __init__(self, *, strict: bool = False, most_needs: int = 3) -> None:
+        self.runtime = FakeRuntime(strict=strict)
+        self.stream = self.runtime.stream("compute")
+        made = torch.Generator().manual_seed(0)
+        self.stored = [quantise(torch.randn(NEURONS, HIDDEN, generator=made) * 0.1, 2, 16) for _ in range(EXPERTS)]
+        layout = layout_of(self.stored[0])
+        ups = self.runtime.allocate(EXPERTS * layout.stored_bytes).view(EXPERTS, -1)
+        for number, matrix in enumerate(self.stored):
+            layout.write(matrix, ups[number])
+        self.up = SlotMatrices(ups, layout)
+        size = NEURONS * 2 * HIDDEN * 2
+        self.pool = self.runtime.allocate(SLOTS * size).view(SLOTS, size)
+        self.pairs = self.pool.view(torch.bfloat16).view(SLOTS, NEURONS, 2 * HIDDEN)
+        compute = sparse_expert_in_part(self.up, self.pairs)
+        self.segments = Segments(
+            self.runtime, self.stream, PinnedArena(self.runtime, tables_bytes(most_needs, NEURONS)),
+            [Kind(compute, self.pool, ups, NEURONS)], HIDDEN, torch.bfloat16, most_needs,
+        )  # fmt: skip
+
+    def bring(self, slot: int, count: int, seed: int) -> Tensor:
+        """Pairs of so many neurons into a slot; what lies behind them stays NaN. The neurons."""
+        made = torch.Generator().manual_seed(seed)
+        self.pairs[slot] = torch.nan
+        self.pairs[slot, :count] = (torch.randn(count, 2 * HIDDEN, generator=made) * 0.1).bfloat16()
+        return torch.randperm(NEURONS, generator=made)[:count]
+
+    def wanted(self, x_1H: Tensor, need: Need) -> Tensor:
+        """In fp64, neuron by neuron."""
+        weight = self.up.weight(need.up).double()
+        total, x_H = torch.zeros(HIDDEN, dtype=torch.float64), x_1H[0].double()
+        assert need.neurons is not None
+        for place, neuron in enumerate(need.neurons.tolist()):
+            gate_H, down_H = self.pairs[need.slot, place].double().chunk(2)
+            gate = float(gate_H @ x_H)
+            total += gate / (1 + math.exp(-gate)) * float(weight[neuron] @ x_H) * down_H
+        return total
+
+
+def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
+    """A longer list before a shorter one: what it leaves in the table is not looked at."""
+    bench = Sparse()
+    bench.segments.prepare()
+    before = bench.runtime.allocated
+    for seed, counts in enumerate([[5], [NEURONS], [1], [0], [NEURONS, 3], [2, 0, 11], [7]]):
+        x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        needs = [
+            Need(
+                (seed + j) % SLOTS,
+                (seed * 2 + j) % EXPERTS,
+                bench.bring((seed + j) % SLOTS, count, 10 * seed + j).numpy(),
+            )
+            for j, count in enumerate(counts)
+        ]
+        got = bench.segments.run(0, x_1H, needs)
+        for need, row in zip(needs, got, strict=True):
+            want = bench.wanted(x_1H, need)
+            assert float((row.double() - want).norm()) <= 1e-5 * float(want.norm()), counts
+    assert bench.runtime.allocated == before, "nothing may be allocated in a run"
+
+
+def test_pairs_that_are_still_on_their_way_are_found() -> None:
+    bench = Sparse(strict=True)
+    copies = bench.runtime.stream("copies")
+    bench.segments.prepare()
+    neurons = bench.bring(1, 4, 0).numpy()
+    captured = bench.runtime.event()
+    bench.runtime.record(captured, bench.stream)
+    bench.runtime.wait(copies, captured)
+    bench.runtime.run(copies, lambda: None, writes=[bench.pool[1]])
+    with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
+        bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(1, 0, neurons)])
+    ended = bench.runtime.event()
+    bench.runtime.record(ended, copies)
+    bench.runtime.wait(bench.stream, ended)
+    bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(1, 0, neurons)])

@@ -17,7 +17,7 @@ from sim.build import ROOT
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 KERNELS = {
     "_dequant_gemv_kernel", "_gated_gemv_kernel", "_grouped_gemm_kernel", "_gate_kernel", "_down_kernel",
-    "_add_parts_kernel", "_stacked_gates_kernel", "_stamp_kernel", "_spin_kernel",
+    "_add_parts_kernel", "_gather_rows_kernel", "_stacked_gates_kernel", "_stamp_kernel", "_spin_kernel",
 }  # fmt: skip
 """All that the package has: the interpreter checks numbers, this checks that a compiler takes them."""
 

@@ -53,15 +53,15 @@ def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
     error(str(dtype), got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
-def gathered(v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The kept neurons of each need, last first, in buffers whose rest is NaN."""
-    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((2, capacity, pairs.shape[2]), torch.nan)
+def gathered(v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kept neurons of each need, last first, in its slot; all else is NaN."""
+    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((3, capacity, pairs.shape[2]), torch.nan)
     count_J = torch.zeros(2, dtype=torch.int32)
     for j, slot in enumerate(SLOTS.tolist()):
         kept = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
-        v_JC[j, : len(kept)], rows[j, : len(kept)] = v_JI[j, kept], pairs[slot, kept].float()
+        v_JC[j, : len(kept)], rows[slot, : len(kept)] = v_JI[j, kept], pairs[slot, kept].float()
         count_J[j] = len(kept)
-    return v_JC, rows.to(pairs.dtype), count_J
+    return v_JC, rows.to(pairs.dtype), SLOTS, count_J
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -69,8 +69,8 @@ def gathered(v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int) ->
 def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
     """What lies behind the count, here NaN, is never read."""
     x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
-    v_JC, rows, count_J = gathered(v_JI, pairs, threshold_J, shape[0] + 3)
-    got = gathered_expert(*(part.to(device) for part in (x_H, v_JC, rows, count_J)), tile=TILE)
+    held = gathered(v_JI, pairs, threshold_J, shape[0] + 3)
+    got = gathered_expert(*(part.to(device) for part in (x_H, *held)), tile=TILE)
     error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
@@ -95,5 +95,7 @@ def test_what_does_not_fit_is_refused() -> None:
         sparse_expert(x_H, v_JI, pairs[:, :7], SLOTS, threshold_J)
     with pytest.raises(ValueError, match="2 needs take int32 slots and float32 thresholds"):
         sparse_expert(x_H, v_JI, pairs, SLOTS.long(), threshold_J)
-    with pytest.raises(ValueError, match="2 needs take as many buffers and int32 counts, not 3"):
-        gathered_expert(x_H, v_JI, pairs, SLOTS)
+    with pytest.raises(ValueError, match=r"2 needs take as many int32 slots, not torch.int32 \[1\]"):
+        gathered_expert(x_H, v_JI, pairs, SLOTS[:1], SLOTS)
+    with pytest.raises(ValueError, match=r"2 needs take as many int32 counts, not torch.int64 \[2\]"):
+        gathered_expert(x_H, v_JI, pairs, SLOTS, SLOTS.long())

@@ -40,9 +40,20 @@ def refuse(result: torch.Tensor) -> torch.Tensor:
 def test_a_kernel_that_is_wrong_is_found_and_no_other(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     found = broken(monkeypatch, "gated_gemv", change)
     assert not any(found.pop("gated_gemv"))
-    assert set(found) == {"dequant_gemv", "grouped_gemm", "sparse_expert", "gathered_expert", "stacked_gates",
-                          "sequential_gates"}  # fmt: skip
+    assert set(found) == {"dequant_gemv", "grouped_gemm", "sparse_expert", "gathered_expert", "gather_rows",
+                          "stacked_gates", "sequential_gates"}  # fmt: skip
     assert all(all(held) for held in found.values())
+
+
+def test_a_row_that_is_brought_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    bring = kernels.gather_rows
+
+    def shifted(source: torch.Tensor, row_C: torch.Tensor, target: torch.Tensor, columns: int) -> None:
+        bring(source, row_C.roll(1), target, columns)
+
+    assert kernels._gathered(CPU, 67, 26, 7) == 0
+    monkeypatch.setattr(kernels, "gather_rows", shifted)
+    assert kernels._gathered(CPU, 67, 26, 7) > 0.5
 
 
 def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
