@@ -29,8 +29,8 @@ class Claims:
     # a larger dict makes each call slower.
     __slots__ = (
         "__dict__", "_claims_at_queue", "_is_stale", "_key_bytes", "_limits_staging", "_masks", "_nothing", "_pins",
-        "_ram_link", "_rows", "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls", "events",
-        "loader", "payload", "pinned", "ram", "slots", "state",
+        "_ram_link", "_rows", "_spares_masked", "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls",
+        "events", "loader", "payload", "pinned", "ram", "slots", "state",
     )  # fmt: skip
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
@@ -81,7 +81,8 @@ class Claims:
             raise ValueError(
                 f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
             )
-        self._may_all_stage = refuses or not self.payload.whole
+        self._spares_masked = loader.demand_evicts == "unmasked"
+        self._may_all_stage = refuses or not self.payload.whole or self._spares_masked
         self._limits_staging = self._may_all_stage or any(self.slots.is_short)
         self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
 
@@ -148,7 +149,8 @@ class Claims:
         key = transfer.key
         if self._is_stale:
             self._protect()
-        victims = self.slots.claim(key, transfer.awaited or not transfer.prefetch)
+        must = transfer.awaited or not transfer.prefetch
+        victims = self.slots.claim(key, must and not self._spares_masked)
         if victims is None:
             return False
         transfer.claimed = True
@@ -194,8 +196,16 @@ class Claims:
         if transfer.staged or self._is_short(transfer.key):
             return True
         if transfer.prefetch:
-            return self.loader.destination == "staging"
-        return not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
+            return self.loader.destination == "staging" or (transfer.awaited and self._finds_only_masked(transfer.key))
+        is_refused = not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
+        return is_refused or self._finds_only_masked(transfer.key)
+
+    def _finds_only_masked(self, key: int) -> bool:
+        """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
+        if not self._spares_masked:
+            return False
+        self._protect()
+        return not self.slots.could_claim(key, must=False)
 
     def _is_short(self, key: int) -> bool:
         """The key's pool holds less than one token's needs: what comes for it lands in staging first."""
@@ -218,7 +228,7 @@ class Claims:
         if not self.cache.admits_all and not self.cache.admit(key, PREFETCH):
             return
         self._protect()
-        victims = self.slots.claim(key, True)
+        victims = self.slots.claim(key, not self._spares_masked)
         if victims is None:
             return
         self._evict(victims, key, named=0)

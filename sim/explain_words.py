@@ -89,6 +89,8 @@ def _not_kept(run: RunLog, names: Names, move: Move) -> str:
         return f"{came}, into staging, and left it unused."
     is_whole = run.mechanism("payload").startswith("Whole")
     why = f"{run.mechanism('cache')} did not keep it" if is_whole else "what had been moved of it was for that gate"
+    if is_whole and run.choice("loader", "demand_evicts") == "unmasked":
+        why = "everything that could have made room was pinned or forecast"
     return f"{came}, and was served from staging: {why}."
 
 
@@ -128,7 +130,8 @@ def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
         moves = [move for move in run.moves_of(gone.other) if move.call <= gone.call]
         kind = moves[-1].kind if moves else "transfer"
         who = f"It was evicted for a {kind} of {names.key(gone.other)}"
-    free = "neither pinned nor forecast" if kind == "prefetch" else "not pinned, what was forecast coming last"
+    spares = kind == "prefetch" or run.choice("loader", "demand_evicts") == "unmasked"
+    free = "neither pinned nor forecast" if spares else "not pinned, what was forecast coming last"
     parts = [f"{who}: {run.mechanism('cache')} ranked it lowest of what was {free}."]
     pinned = [k for k, _ in run.needs_at(gone.tick) if k >= 0] if run.is_gate(gone.tick) else []
     if pinned:

@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "wait": ("wait_all", "as_ready", "in_order"),
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
+    "demand_evicts": ("masked_last", "unmasked"),
     "slot_claim": ("issue", "queue"),
     "retention": ("strict", "after_batch"),
     "replay_unit": ("union", "access"),
@@ -33,8 +34,9 @@ class Loader:
     """The loader's switches (docs/design.md sections 4 and 5).
 
     ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest
-    variant. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots. ``copies``: from pinned
-    or from pageable memory, or in no time at all (what no loader can be: a reference).
+    variant. ``demand_evicts``: ``unmasked`` serves a demand from staging where only forecast keys could make room for
+    it. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots. ``copies``: from pinned or
+    from pageable memory, or in no time at all (what no loader can be: a reference).
     """
 
     depth: str = "all"
@@ -45,6 +47,7 @@ class Loader:
     demand_first: bool = True
     destination: str = "pool"
     staging_slots: int = 0
+    demand_evicts: str = "masked_last"
     dense_slots: int = 0
     in_flight: int = 1
     chunk_bytes: int | None = None
@@ -82,6 +85,10 @@ class Loader:
         refused = (
             (self.destination == "staging" and not self.staging_slots,
              "destination=staging needs staging_slots >= 1"),
+            (self.demand_evicts == "unmasked" and not self.staging_slots,
+             "demand_evicts=unmasked needs staging_slots >= 1, where what finds no slot is served"),
+            (self.demand_evicts == "unmasked" and self.retention == "after_batch",
+             "demand_evicts=unmasked has no use with retention=after_batch: a demand evicts nothing"),
             (self.chunk_bytes is not None and not self.demand_first,
              "chunk_bytes has no use with demand_first=false: nothing may overtake a prefetch"),
             (self.chunk_bytes is not None and self.write_back, "chunk_bytes and write_back cannot be combined"),

@@ -88,11 +88,11 @@ class Slots:
             self.free_bytes[pool] = free + sum(self.slot_bytes[victim] for victim in victims)
         return victims
 
-    def could_claim(self, key: int) -> bool:
-        """Whether a claim of what must come in would succeed now."""
+    def could_claim(self, key: int, must: bool = True) -> bool:
+        """Whether ``claim`` would succeed now."""
         pool = self.pool_of[key]
         free = self.free_bytes[pool] - self.slot_bytes[key]
-        return free >= 0 or self.overflows or self._several_victims(pool, key, free, True) is not None
+        return free >= 0 or (must and self.overflows) or self._several_victims(pool, key, free, must) is not None
 
     def _several_victims(self, pool: int, key: int, free: int, must: bool) -> list[int] | None:
         taken: list[int] = []

@@ -70,6 +70,7 @@ FEATURES = (
     "own_site",
     "short_pools",
     "held_bytes",
+    "spared_forecasts",
 )
 RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by themselves."""
@@ -80,11 +81,13 @@ COMPANIONS = ("engines", "cut_through", "chunks")
 COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
 LOOKS_AHEAD = {
     "chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes", "likeliest", "own_site",
+    "spared_forecasts",
 }  # fmt: skip
 CONFLICTS = (
     ("chunks", {"engines", "write_back"}),
-    ("write_back", {"staging", "refusals", "partial", "after_batch", "short_pools"}),
-    ("claim_at_queue", {"staging", "refusals", "partial", "short_pools"}),
+    ("write_back", {"staging", "refusals", "partial", "after_batch", "short_pools", "spared_forecasts"}),
+    ("claim_at_queue", {"staging", "refusals", "partial", "short_pools", "spared_forecasts"}),
+    ("after_batch", {"spared_forecasts"}),
     ("own_site", COMPOSED),
     ("dense", {"encoder_decoder"}),
     ("partial", COMPOSED | {"reroute", "forecast_routes"}),
@@ -510,6 +513,11 @@ def _held_bytes(draw: Draw, scenario: Scenario) -> Scenario:
     return replace(scenario, pools=tuple(_as_fits(scenario, pool, pool.capacity_bytes) for pool in pools))
 
 
+def _spared_forecasts(draw: Draw, scenario: Scenario) -> Scenario:
+    """A demand takes nothing that is forecast."""
+    return _loader(scenario, demand_evicts="unmasked", staging_slots=_staging_slots(draw, scenario))
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -533,6 +541,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "own_site": _own_site,
     "short_pools": _short_pools,
     "held_bytes": _held_bytes,
+    "spared_forecasts": _spared_forecasts,
     "rivals": _rivals,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)

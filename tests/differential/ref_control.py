@@ -40,6 +40,7 @@ class Control(Moves):
         ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size)
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
+        self.serves_from_staging |= self.loader.demand_evicts == "unmasked"
         self.step: Step
         self.waiting: list[Waiting] = []
         self.foretold: dict[int, list[int]] = {}

@@ -243,14 +243,18 @@ class Moves:
     def goes_to_staging(self, transfer: Transfer) -> bool:
         if not transfer.whole or self.scenario.is_short(self.device.pool(transfer.key).spec):
             return True
-        if transfer.kind == "prefetch":
-            return self.loader.destination == "staging"
-        return transfer.key[2] in self.scenario.refuse_demand
+        if transfer.kind == "prefetch" and self.loader.destination == "staging":
+            return True
+        if transfer.kind != "prefetch" and transfer.key[2] in self.scenario.refuse_demand:
+            return True
+        finds_none = transfer.needed and self.pool_victims(transfer.key, needed=True) is None
+        return finds_none and self.loader.demand_evicts == "unmasked"
 
     def pool_victims(self, key: Key, needed: bool) -> list[Key] | None:
         if needed and self.loader.retention == "after_batch":
             return []
-        return self.device.victims(key, self.pinned, self.everything_masked(), demand=needed)
+        spares = self.loader.demand_evicts == "unmasked"
+        return self.device.victims(key, self.pinned, self.everything_masked(), demand=needed and not spares)
 
     def take(self, transfer: Transfer, claim: Claim) -> None:
         if claim.place == "pool":

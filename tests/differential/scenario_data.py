@@ -173,6 +173,7 @@ class Loader:
     write_back: bool = False
     destination: Literal["pool", "staging"] = "pool"
     staging_slots: int = 0
+    demand_evicts: Literal["masked_last", "unmasked"] = "masked_last"
     dense_slots: int = 0
     slot_claim: Literal["issue", "queue"] = "issue"
     retention: Literal["strict", "after_batch"] = "strict"

@@ -97,6 +97,7 @@ MUTANTS = {
     "waves admitted early": Mutant(mutants.waves_admitted_early),  # 7
     "half the rate alone": Mutant(mutants.half_rate_alone, "engines"),  # 1
     "latency draws bandwidth": Mutant(replaced(SharedLink, "_latency_ns", always(0)), "engines"),  # 1
+    "forecasts evicted by demands": Mutant(switched(demand_evicts="masked_last"), "spared_forecasts"),  # 1
     "urgency lost on the way": Mutant(replaced(Transfer, "urgent", always(False)), "two_hops"),  # 5
     "hops behind prefetches": Mutant(mutants.hops_behind_prefetches, "three_hops"),  # 37
     "cut-through stores and forwards": Mutant(mutants.stored_and_forwarded, "cut_through"),  # 1

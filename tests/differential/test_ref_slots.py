@@ -23,6 +23,30 @@ def test_a_demand_takes_masked_keys_when_nothing_else_may_go() -> None:
     assert timeline.prefetch["queued"] == 0  # both were there when they were foreseen
 
 
+@pytest.mark.parametrize(("slots", "ends"), [(1, 40), (2, 39)])
+def test_a_demand_that_spares_what_is_forecast_is_served_from_staging_and_gone_at_the_next_gate(
+    slots: int, ends: int
+) -> None:
+    """Both residents are foreseen for site 1 when site 0 needs (0, 0) and (0, 1). With two slots of staging these load
+    1..11 and 11..21, with one the second waits until the first has been computed, and loads 12..22. Site 1 hits.
+
+    The second token's first need is absent again; nothing is forecast, so it evicts the less recent (1, 0).
+    """
+    steps = (
+        token(gate(0, 1), gate(0, 1), ahead={0: (foresee(0, 1),)}, ends=False),
+        token(gate(0), gate(1), begins=False, token=2),
+    )
+    loader = Loader(lookahead=1, demand_evicts="unmasked", staging_slots=slots)
+    timeline = run(machine(*steps, capacity=2, initial=((0, 1, 0), (0, 1, 1)), loader=loader))
+    assert service(timeline, "key", "start_ns", "victims") == [
+        (0, 1, ()),
+        (1, 11 if slots > 1 else 12, ()),
+        (0, ends - 13, (9,)),
+    ]
+    assert [row.outcome for row in timeline.lookups] == ["miss", "miss", "hit", "hit", "miss", "hit"]
+    assert timeline.makespan_ns == ends
+
+
 def test_a_demand_takes_an_unmasked_key_before_an_older_masked_one() -> None:
     """(1, 0) is the least recent, but masked; (0, 1) goes."""
     step = token(gate(2), gate(0), ahead={0: (foresee(0),)})

@@ -31,6 +31,7 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("depth", "deep", "all, first_missing"), ("queue", "lifo", "append, replace"), ("in_flight", 3, "1, 2"),
         ("in_flight", 0, "1, 2"), ("wait", "later", "wait_all, as_ready, in_order"),
         ("destination", "disk", "pool, staging"), ("slot_claim", "never", "issue, queue"),
+        ("demand_evicts", "all", "masked_last, unmasked"),
         ("retention", "forever", "strict, after_batch"), ("replay_unit", "token", "union, access"),
         ("prefetch_budget", -1, "all, until_next_gate, within_layer, or a count >= 0"),
         ("prefetch_budget", "some", "all, until_next_gate, within_layer, or a count >= 0"),
@@ -64,6 +65,11 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         ({"write_back": True, "staging_slots": 1}, "write_back and staging cannot be combined"),
         ({"write_back": True, "retention": "after_batch"}, "write_back needs retention=strict"),
         ({"slot_claim": "queue", "staging_slots": 1}, "slot_claim=queue and staging cannot be combined"),
+        ({"demand_evicts": "unmasked"}, "demand_evicts=unmasked needs staging_slots >= 1"),
+        (
+            {"demand_evicts": "unmasked", "staging_slots": 1, "retention": "after_batch"},
+            "demand_evicts=unmasked has no use with retention=after_batch",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(switches: dict[str, Any], message: str) -> None:
