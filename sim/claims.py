@@ -77,7 +77,7 @@ class Claims:
         if (refuses or not self.payload.whole) and not self._stages:
             what = "the cache policy refuses variants" if refuses else "partial moves land in staging"
             raise ValueError(f"{what}: set loader.staging_slots >= 1")
-        if not self.payload.whole and len(self.geometry.precisions) > 1:
+        if self.payload.partial and len(self.geometry.precisions) > 1:
             raise ValueError(
                 f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
             )

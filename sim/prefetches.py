@@ -219,7 +219,7 @@ class Prefetches(Transfers):
         """False if its slot should have been claimed now and could not."""
         moved_bytes = self._key_bytes[key]
         if not self.payload.whole:
-            place = choice.keys.index(key)
+            place = choice.needs.index(key % self.geometry.units)
             if isinstance(choice, Kept):
                 moved_bytes = choice.moved_bytes[place]
             else:

@@ -187,6 +187,8 @@ class Payload(Protocol):
 
     whole: bool
     """Every access moves the whole variant: the controller then never asks."""
+    partial: bool
+    """An access may move less than the variant."""
     active_share: float
     """Of what moves, the share of weights that one token reads."""
 

@@ -20,6 +20,7 @@ class Whole:
     """Every access moves the whole variant."""
 
     whole = True
+    partial = False
     active_share = 1.0
     needs_shares = False
     """It reads the active shares of the trace: one that lacks them is refused."""
@@ -41,7 +42,8 @@ class WholeLayer(Whole):
     """What a gate loads brings its whole layer along: its needs share out the bytes of all experts, evenly.
 
     So a framework moves a layer that does not know which experts it needs. A layer is loaded as often as one of its
-    needs is absent, each need's share at a time.
+    needs is absent, each need's share at a time: its own bytes, and those of the experts that nobody needs, dealt in
+    turn by ascending id. Experts may differ in width, each having one.
 
     Source: transformers 4.40 to 4.45 under accelerate call every expert, each loading its own weights; DeepSpeed
     gathers the MoE block as one leaf module (efeslab/fiddler@227715b, benchmarks/eval-baseline.py).
@@ -50,17 +52,34 @@ class WholeLayer(Whole):
     whole = False
 
     def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
-        self._geometry = geometry
+        """Raise ValueError where an expert may move at several precisions: whoever nobody chose has none."""
+        stored = range(geometry.experts - geometry.null_experts)
+        planes, missing = range(len(geometry.precisions)), geometry.missing
+        self._sizes: list[list[int]] = []
+        """By site, the bytes of each expert that has any."""
+        for site in range(geometry.sites):
+            keys = [[key for p in planes if (key := geometry.key(p, site, e)) not in missing] for e in stored]
+            if any(len(of_expert) != 1 for of_expert in keys):
+                raise ValueError(
+                    f"payload=whole_layer brings experts that nobody chose, at no precision of "
+                    f"{', '.join(geometry.precisions)}; choose a fixed one, or precision=per_expert"
+                )
+            self._sizes.append([geometry.bytes_of(key) for (key,) in keys])
+        self._common = [sizes[0] if len(set(sizes)) == 1 else 0 for sizes in self._sizes]
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
-        return self._share_out(key, gate, index)
+        return self._share_out(gate, index)
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
-        return self._share_out(key, choice, index)
+        return self._share_out(choice, index)
 
-    def _share_out(self, key: int, choice: Choice, index: int) -> int:
-        each, extra = divmod(self._geometry.experts, len(choice.needs))
-        return (each + (index < extra)) * self._geometry.bytes_of(key)
+    def _share_out(self, choice: Choice, index: int) -> int:
+        sizes, needs = self._sizes[choice.site], choice.needs
+        if common := self._common[choice.site]:
+            each, extra = divmod(len(sizes), len(needs))
+            return (each + (index < extra)) * common
+        others = [size for expert, size in enumerate(sizes) if expert not in needs]
+        return sizes[needs[index]] + sum(others[index :: len(needs)])
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         return 0
@@ -77,6 +96,7 @@ class ActiveShare(Whole):
     """
 
     whole = False
+    partial = True
 
     def __init__(self, sparsity: float, shares: str = "recorded") -> None:
         require_number("payload.sparsity", sparsity)

@@ -289,6 +289,7 @@ class ScenarioPlacement:
 
 class ScenarioPayload:
     whole = False
+    partial = True
     active_share = 1.0
 
     def __init__(self, scenario: Scenario) -> None:

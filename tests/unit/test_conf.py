@@ -171,14 +171,17 @@ def refused_together(cfg: DictConfig) -> str | None:
     several, sends = cfg.precision.keys() >= {"high", "low"}, get_class(cfg.precision._target_).reroutes
     if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or sends or "skip_above" in cfg.precision):
         return "cache=belady needs one precision"
+    payload = cfg.payload._target_.rpartition(".")[2]
+    if several and payload == "WholeLayer" and not cfg.precision._target_.endswith(".PerExpert"):
+        return "payload=whole_layer brings experts that nobody chose, at no precision of .*; choose a fixed one"
     if not cfg.loader.staging_slots:
         if not instantiate(cfg.cache, _convert_="all").admits_all:
             return r"the cache policy refuses variants: set loader\.staging_slots >= 1"
-        if not cfg.payload._target_.endswith(".Whole"):
+        if payload != "Whole":
             return r"partial moves land in staging: set loader\.staging_slots >= 1"
-    elif several and not cfg.payload._target_.endswith(".Whole"):
+    elif several and payload not in ("Whole", "WholeLayer"):
         return "partial moves need one precision, got .*; choose a fixed one"
-    if sends and not cfg.payload._target_.endswith(".Whole"):
+    if sends and payload != "Whole":
         return "what another expert would move in part is not known: choose payload=whole"
     return None
 

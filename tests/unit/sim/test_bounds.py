@@ -166,6 +166,7 @@ class Halves:
     """A payload of half a variant."""
 
     whole = False
+    partial = True
 
     def moved_bytes(self, key: int, choice: Any, index: int) -> int:
         return 4

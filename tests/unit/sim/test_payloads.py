@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bundled import Configure
+from sim.build import build
+from sim.execute import execute
 from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
+from sim.trace import Trace
 from sim.types import Geometry
 
 GEOMETRY = Geometry(2, 8, 2, ("fp16",), (16.0,), (1000,), 8000)
@@ -53,6 +59,61 @@ def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
     assert moved == [payload.forecast_bytes(e, forecast(*needs), index, gate(1)) for index, e in enumerate(needs)]
     assert sum(moved) == 8 * 1000
     assert payload.missing_bytes(3, gate(*needs), 0, moved[0]) == 0
+
+
+def widths(*rows: Sequence[int]) -> Geometry:
+    """A site for each row, which names the precision of each of its experts, of 1,000 and 300 bytes."""
+    missing = {(1 - p, site, expert) for site, row in enumerate(rows) for expert, p in enumerate(row)}
+    count = len(rows[0])
+    keys = frozenset((p * len(rows) + site) * (count + 1) + expert for p, site, expert in missing)
+    return Geometry(len(rows), count, 2, ("int8", "int2"), (8.0, 2.0), (1000, 300), 8000, missing=keys)
+
+
+@pytest.mark.parametrize(
+    ("site", "needs", "moved"),
+    [
+        (0, (1, 4), [300 + 1000 + 300, 300 + 1000]),  # own; the others by id: 0 and 3, 2
+        (0, (4, 1), [300 + 1000 + 300, 300 + 1000]),
+        (0, (0,), [1000 + 300 + 1000 + 300 + 300]),
+        (0, (0, 1, 2, 3, 4), [1000, 300, 1000, 300, 300]),
+        (1, (1, 4), [300 * 3, 300 * 2]),
+    ],
+)
+def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
+    site: int, needs: tuple[int, ...], moved: list[int]
+) -> None:
+    """Each brings itself, so that no move is partial, and all of them the layer."""
+    payload = WholeLayer()
+    payload.prepare(widths((0, 1, 0, 1, 1), (1,) * 5), ())
+    assert [payload.moved_bytes(0, gate(*needs, site=site), index) for index in range(len(needs))] == moved
+    assert [payload.forecast_bytes(0, forecast(*needs, site=site), i, gate(1)) for i in range(len(needs))] == moved
+    assert sum(moved) == (2900, 1500)[site]
+
+
+def test_experts_without_weights_bring_nothing() -> None:
+    """Five of eight are stored."""
+    payload = WholeLayer()
+    payload.prepare(replace(GEOMETRY, null_experts=3, missing=frozenset((5, 6, 7, 14, 15, 16))), ())
+    assert [payload.moved_bytes(0, gate(3, 1), index) for index in range(2)] == [3000, 2000]
+
+
+def test_a_layer_whose_experts_may_move_at_either_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"at no precision of int8, int2; choose a fixed one, or precision=per_expert"):
+        WholeLayer().prepare(replace(widths((0, 1)), missing=frozenset()), ())
+
+
+def test_a_streamed_layer_moves_each_expert_at_its_width(configure: Configure, bundled_trace: Trace) -> None:
+    """Every gate all experts of its layer, whichever it needs."""
+    words = ("system=sti", "precision=per_expert", "precision.low_share=0.6", "trace.max_sequences=1")
+    run = build(configure(*words, "hardware.memory_gib=96"), "sti", bundled_trace)
+    execute(run)
+    controller = run.controller
+    sizes, table = controller.geometry.variant_bytes, controller.selector.table  # type: ignore[attr-defined]
+    assert sum(map(sum, table)) == int(0.6 * 16 * 8)
+    layers = [sum(sizes[p] for p in row) for row in table]
+    assert len(set(layers)) > 2
+    moved = sum(transfer.moved_bytes for transfer in controller.issued if not transfer.dense)
+    assert moved == sum(layers[site] for site in run.workload.gate_site.tolist())
 
 
 # ---- active channels -------------------------------------------------------------------------------------------------
