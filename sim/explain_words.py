@@ -17,6 +17,8 @@ SHOWN = 4
 """How many keys a list names before it only counts."""
 PLURAL = {"demand": "demands", "prefetch": "prefetches", "dense": "dense blocks"}
 ARRIVED = ("hit", "high_for_low", "low_for_high")
+BY_RANK = ("GateLookahead", "ConfidentLookahead")
+"""The predictors that forecast by the ranks of the lookahead."""
 
 
 def ms(duration_ns: int) -> str:
@@ -68,11 +70,16 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
         return [_came(run, names, before[-1], row)] if before else []
     on_its_way = row["outcome"] in ("late", "promoted")
     last = before[-1] if before else Stay(None, None)
+    by_selector = row["outcome"] == "reroute" or (row["outcome"] == "skip" and row["wanted"] is None)
+    if by_selector and before and run.is_there(key, tick) and not _may_have_left(run, last.came):
+        there = "" if row["outcome"] == "reroute" else "A copy was there all the same. "
+        return [f"{there}{_came(run, names, last, row)}"]
     if last.came is not None and last.gone is None and last.came.end_ns <= row["gate_ns"] and not on_its_way:
         return [_not_kept(run, names, last.came)]
     past = [stay for stay in before if stay.gone is not None]
     if not past:
-        if on_its_way or before:
+        # What is sent elsewhere or left out may have been there from the start: no row would tell.
+        if on_its_way or before or by_selector:
             return []
         return [
             f"{_capital(names.key(key))} had never been there: it was not resident at the start, and nothing moved it."
@@ -80,6 +87,15 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
     stay = past[-1]
     assert stay.gone is not None
     return [f"{_last_there(run, names, key, stay, tick)} {_evicted(run, names, key, stay.gone)}"]
+
+
+def _may_have_left(run: RunLog, move: Move | None) -> bool:
+    """Whether what came may have gone from staging since, which no row tells."""
+    if move is None:
+        return False
+    if move.kind == "prefetch" and run.choice("loader", "destination") == "pool":
+        return move.outcome == "dropped"
+    return bool(run.choice("loader", "staging_slots"))
 
 
 def _not_kept(run: RunLog, names: Names, move: Move) -> str:
@@ -249,6 +265,8 @@ def _why_none(run: RunLog, names: Names, row: dict[str, Any], step: int, site: i
     depth = run.choice("predictor", "sites")
     if run.ticks_of_step(step)[0] == row["tick"]:
         return "No prefetch was queued: its gate is the step's first, and lookahead stays inside a step."
+    if predictor not in BY_RANK:
+        return f"No prefetch was queued for it in this step; what {predictor} forecast no row tells."
     if foreseen is None or not foreseen:
         what = "the trace cannot be read" if foreseen is None else "the trace has no lookahead scores for this gate"
         return f"No prefetch was queued; {what}, so what {predictor} forecast is not told."

@@ -19,6 +19,8 @@ from sim.explain import Explained, Question, main
 from sim.explain_words import Names, prefetch_story
 from sim.lookahead_ranks import Forecast, forecasts, rows_of_step
 from sim.outputs import write_outputs
+from sim.policies.precisions import SkipLight
+from sim.policies.reroutes import ForecastRoutes
 from sim.run import Run
 from sim.run_log import RunLog
 from sim.trace import Trace
@@ -129,6 +131,50 @@ def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trac
         assert len(told) > 1, outcome
         if outcome == "miss":
             assert told[-1].startswith(("No prefetch was queued", "A prefetch was queued"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [("skip", ("system=adapmoe", "loader=as_ready", "precision.quantile=0.7")), ("reroute", ("system=sida",))],
+)
+def test_what_is_left_out_or_sent_elsewhere_is_told_as_there_where_a_copy_was(
+    outcome: str, words: Sequence[str], configure: Configure, tmp_path: Path
+) -> None:
+    """Oracle: what the selector could ask for at the gate. There is no staging that anything may be served from."""
+    there: dict[tuple[int, int], bool] = {}
+    select = {"skip": SkipLight, "reroute": ForecastRoutes}[outcome].select
+
+    def asked(self: Any, choice: Any, resident: Any) -> Any:
+        if hasattr(choice, "tick"):
+            there.update({(choice.tick, expert): resident.has(0, choice.site, expert) for expert in range(8)})
+        return select(self, choice, resident)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr({"skip": SkipLight, "reroute": ForecastRoutes}[outcome], "select", asked)
+        log = witnessed(tmp_path, configure, *words, "+workload.decode_tokens=8").log
+    explained, counts = Explained(log), {True: 0, False: 0}
+    for row in log.lookups.filter(pl.col("outcome") == outcome).iter_rows(named=True):
+        told = " ".join(explained.explain(Question(row["step"], row["site"], row["expert"]))[1:])
+        serves = row["key"] % log.units if outcome == "reroute" else row["expert"]
+        was_there = there[row["tick"], serves]
+        assert "staging" not in told
+        assert not ("It had come as" in told and not was_there), told
+        assert not ("never been there" in told and was_there), told
+        assert not ("was last there" in told and was_there), told
+        counts[was_there] += 1
+    assert counts[True] > 5
+
+
+def test_a_forecast_by_statistics_is_not_told_by_the_ranks_of_the_lookahead(
+    configure: Configure, tmp_path: Path
+) -> None:
+    words = ("system=lru", "predictor=expert_paths", "+workload.decode_tokens=8")
+    log = witnessed(tmp_path, configure, *words).log
+    explained = Explained(log)
+    told = [" ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
+            for row in log.lookups.filter(pl.col("outcome") == "miss").tail(12).iter_rows(named=True)]  # fmt: skip
+    assert not any("the lookahead ranked it" in text for text in told)
+    assert any("what ExpertPaths forecast no row tells" in text for text in told)
 
 
 # ---- by hand
