@@ -7,8 +7,9 @@ are added to those that are there. The table is printed at the end (with the cou
 Logs are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is
 kept as such, and the next seed is drawn. What is counted is defined in docs/check.md.
 
-``ties``: of so many engines whose fault is not decidable, how many of `DROPPED` other experts leave the very same
-flags, each, if it is dropped in the batch of the fault: by plain Python alone.
+``ties``: of so many engines whose fault is not decidable, kind by kind in turn, how many of `DROPPED` other experts
+leave the very same flags, each, if it is dropped in the batch of the fault (or is the wrong victim of the same other
+one): by plain Python alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +129,30 @@ def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record
 
 
 def of_ties(kind: str, seed: int, right: Course, log: ResidencyLog) -> Record:
-    """How many of some other experts that were there would leave the same flags, were they dropped instead; and whether
-    a cache would that has an expert's bytes fewer from that batch on."""
+    """How many of some other experts that were there would leave the same flags, were they dropped instead (or evicted
+    for the same other one); and whether a cache would that has an expert's bytes fewer from that batch on."""
     case = draw_case(kind, seed, right, log, BUDGET)
     assert case is not None
     batch, flags = case.wrong.batch, case.log.resident.tolist()
     held = [key for key in right.held[batch] if key != case.wrong.key]
     some = np.random.default_rng(seed).choice(len(held), DROPPED, replace=False).tolist()
-    alike = sum(course(log, BUDGET, Wrong("not admitted", batch, held[place])).flags == flags for place in some)
+    other = (kind, case.wrong.other) if kind == "wrong victim" else ("not admitted", None)
+    alike = sum(course(log, BUDGET, Wrong(other[0], batch, held[place], other[1])).flags == flags for place in some)
     sizes = sorted({-size for size in log.expert_bytes})
     smaller = any(course(log, BUDGET, Wrong("budget", batch, change_bytes=change)).flags == flags for change in sizes)
     return {"shows": True, "alike": alike, "held": len(held), "smaller": smaller}
 
 
 def undecidable(done: list[Record], number: int) -> list[tuple[str, str, int]]:
-    """The first of them that have no ties counted."""
-    found = [("ties", one["kind"], one["seed"]) for one in done
-             if one["what"] == "engine" and one["shows"] and not one["decidable"]]  # fmt: skip
-    counted = {("ties", one["kind"], one["seed"]) for one in done if one["what"] == "ties"}
-    return [one for one in found[:number] if one not in counted]
+    """The first of each kind in turn that have no ties counted."""
+    found: dict[str, list[int]] = {}
+    for one in done:
+        if one["what"] == "engine" and one["shows"] and not one["decidable"]:
+            found.setdefault(one["kind"], []).append(one["seed"])
+    turns = chain.from_iterable(zip_longest(*([(kind, seed) for seed in seeds] for kind, seeds in found.items())))
+    counted = {(one["kind"], one["seed"]) for one in done if one["what"] == "ties"}
+    chosen = list(islice((turn for turn in turns if turn is not None), number))
+    return [("ties", *turn) for turn in chosen if turn not in counted]
 
 
 def read(path: Path) -> list[Record]:
@@ -218,7 +224,7 @@ def tie_table(done: list[Record]) -> Iterator[str]:
     mine = sorted((one for one in done if one["what"] == "ties"), key=lambda one: (one["kind"], one["seed"]))
     if mine:
         yield ""
-        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} dropped instead, alike",
+        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} in its place, alike",
                     "a smaller budget alike")  # fmt: skip
         yield cells(*["---"] * 5)
     for one in mine:
