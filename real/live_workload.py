@@ -94,7 +94,7 @@ class LiveWorkload:
         if workload.depth:
             kept = lookahead[workload.norm]
             self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1))
-            lookahead[workload.norm] = np.full_like(kept, np.nan)
+            lookahead[workload.norm] = kept.copy()
         logits, shares = trace.logits, trace.active_shares
         self.trace = replace(
             trace, token=trace.token.copy(), ids=trace.ids.copy(), weights=trace.weights.copy(), lookahead=lookahead,

@@ -128,7 +128,7 @@ class Loops:
         opened = execute(run)
         closed = self.assessment.run_of(overrides, self.reference)
         result, chosen, losses, same = self._close(closed)
-        shares = [agreement(mine, gates.ids) for mine, gates in zip(chosen, self.reference.gates, strict=True)]
+        shares = [agreement(mine, ids) for mine, ids in zip(chosen, self.reference.ids, strict=True)]
         decoded = [share[len(text.prompt) :] for share, text in zip(shares, self.subject.texts, strict=True)]
         return Shift(
             closed.system, self.mode, is_lossless(closed), _mean_over(decoded),

@@ -8,7 +8,7 @@ system that loses nothing computes the very operations of the reference again, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from capture.discover import MoELayer
 from capture.norms import gate_norms
+from real.asked import Asked, asking
 from real.experts_swap import ExpertForm, expert_forms, swapped_experts
 from real.eyes import Eyes
+from real.live_workload import LiveWorkload
 from real.lossy.live import LiveRun
 from real.lossy.loss import TokenLoss, token_losses
-from real.lossy.mixture import LEFT_OUT, Forward, Served, mixing, plain_forward
+from real.lossy.mixture import LEFT_OUT, Forward, Served, mix, mixing, plain_forward
 from real.lossy.paused import PausedModel
 from real.lossy.texts import Reading, Text, following, texts_of_trace
 from real.lossy.variants import Variants
@@ -79,64 +81,36 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Gates:
-    """What the gates of a text chose, rows as fed: ids and weights [T, S, K], hidden [T, S, H] (experts' inputs).
-
-    Where a row does not visit a site ids are -1 and the rest 0.
+class Reference:
+    """The full-precision model on the subject's texts: by text logits and the choices of its rows [T, S, K], and the
+    trace with these gates. Where a row does not visit a site ids are -1.
     """
 
-    ids: NDArray[np.int16]
-    weights: NDArray[np.float32]
-    hidden: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The full-precision model on the subject's texts: logits and gates by text, and the trace with these gates."""
-
     logits: list[torch.Tensor]
-    gates: list[Gates]
+    ids: list[NDArray[np.int16]]
     trace: Trace
-
-
-class _Noting:
-    """Computes every choice at full precision and notes it, by row of the text."""
-
-    def __init__(self, subject: Subject, rows: int) -> None:
-        top_k, sites = subject.trace.header.model.top_k, len(subject.forms)
-        self.ids = np.full((rows, sites, top_k), -1, np.int16)
-        self.weights = np.zeros(self.ids.shape, np.float32)
-        self.hidden: list[list[tuple[int, torch.Tensor]]] = [[] for _ in range(sites)]
-        self._experts = subject.layers[0].num_experts
-        self.first = 0
-
-    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
-        place = slice(self.first, self.first + len(ids))
-        self.ids[place, site] = torch.where(ids < self._experts, ids, LEFT_OUT).cpu().numpy()
-        self.weights[place, site] = np.where(self.ids[place, site] < 0, 0, weights.float().cpu().numpy())
-        self.hidden[site].append((self.first, hidden.float().cpu()))
-        return Served(ids, weights, torch.zeros_like(ids))
-
-    def gates(self) -> Gates:
-        rows, sites = self.ids.shape[:2]
-        hidden = torch.zeros(rows, sites, next(part for parts in self.hidden for _, part in parts).shape[-1])
-        for site, parts in enumerate(self.hidden):
-            for first, values in parts:
-                hidden[first : first + len(values), site] = values
-        return Gates(self.ids, self.weights, hidden)
 
 
 def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Reference:
     """Run the full-precision model; ``depth`` sites of lookahead of ``norm`` go into its trace."""
     variants = Variants(subject.forms, ("fp32",))
-    logits, gates = [], []
-    for text in subject.texts:
-        noting = _Noting(subject, len(text.prompt) + len(text.fed))
-        with swapped_experts(subject.model, mixing(variants, noting), subject.forms):
-            logits.append(_read(subject, text, partial(setattr, noting, "first")))
-        gates.append(noting.gates())
+    workload = Workload(subject.trace, split="all", batching="sequential", lookahead=depth, norm=norm)
+    live = LiveWorkload(workload, eyes_of(subject, depth, norm))
+
+    def serve(asked: Asked) -> torch.Tensor:
+        live.see(asked)
+        return mix(variants, asked.site, asked.hidden, Served(asked.ids, asked.weights, torch.zeros_like(asked.ids)))
+
+    logits = []
+    for text, rows in zip(subject.texts, subject.rows, strict=True):
+
+        def begin(first: int, text: Text = text, rows: NDArray[np.int64] = rows) -> None:
+            live.rows = rows[first : first + (1 if first else len(text.prompt))]
+
+        with asking(subject.model, subject.forms, serve):
+            logits.append(_read(subject, text, begin))
         track("full precision", text.sequence)
-    return Reference(logits, gates, _trace_of(subject, gates, depth, norm))
+    return Reference(logits, [live.trace.ids[rows] for rows in subject.rows], live.trace)
 
 
 def _read(subject: Subject, text: Text, before_step: Callable[[int], object]) -> torch.Tensor:
@@ -163,22 +137,6 @@ def eyes_of(subject: Subject, depth: int, norm: str, thresholds: torch.Tensor | 
         return subject.forms[site].matrices(variants.tensors(0, site, expert))["up"]
 
     return Eyes(subject.layers, depth, scales, thresholds, up_of)
-
-
-def _trace_of(subject: Subject, gates: Sequence[Gates], depth: int, norm: str) -> Trace:
-    """The subject's trace with the gates of a pass in place of its own, and their lookahead where it has any."""
-    trace, eyes = subject.trace, eyes_of(subject, depth, norm)
-    ids, weights = trace.ids.copy(), trace.weights.copy()
-    lookahead = {name: table.copy() for name, table in trace.lookahead.items()}
-    encoder = trace.header.encoder_sites
-    for rows, of_text in zip(subject.rows, gates, strict=True):
-        ids[rows], weights[rows] = of_text.ids, of_text.weights
-        for site in range(len(subject.forms) if depth else 0):
-            reach = (encoder if site < encoder else len(subject.forms)) - 1 - site
-            for j, scores in enumerate(eyes.ahead(site, of_text.hidden[:, site], reach), start=1):
-                kept = lookahead[norm][rows, site, j - 1]
-                lookahead[norm][rows, site, j - 1] = np.where(np.isfinite(kept), scores, kept)
-    return replace(trace, ids=ids, weights=weights, lookahead=lookahead)
 
 
 # A run of the simulator, and the model that computes what it decided

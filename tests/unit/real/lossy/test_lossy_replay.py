@@ -108,7 +108,7 @@ def test_a_lossy_system_in_the_loop_changes_gates_and_logits(reference: Referenc
     outcomes = replayed.result.summary["lookups"]
     assert outcomes["skip"] > 0
     assert 0 < replayed.result.summary["quality_proxy"]["low_share"] < 1
-    shares = [agreement(mine, gates.ids) for mine, gates in zip(replayed.chosen, reference.gates, strict=True)]
+    shares = [agreement(mine, ids) for mine, ids in zip(replayed.chosen, reference.ids, strict=True)]
     assert 0.9 < np.nanmean(np.concatenate(shares)) < 1
 
 
