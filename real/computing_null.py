@@ -5,27 +5,41 @@ Times are the run's durations, so a live run on it is deterministic, on any mach
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from real.device import TAIL, NullDevice
+from real.device import TAIL, NullDevice, Service
 from real.expert_work import ExpertWork, SiteInputs, Weights
+from real.neurons import Arrivals
 from real.reading import RamReader, read_whole
 from sim.types import Geometry
 
 
 class ComputingNullDevice(NullDevice):
-    """Nothing is moved: an expert is computed from the store, at the precision that serves."""
+    """Nothing is moved: an expert is computed from the store, at the precision that serves, and of the neurons that
+    would have come.
+    """
 
     def __init__(self, geometry: Geometry, weights: Weights) -> None:
         self._geometry, self._store = geometry, weights.store
         self._work_of = ExpertWork(weights, geometry)
         self._home = RamReader(read_whole(weights.store.path, weights.store.header.num_bytes))
+        self.arrivals = Arrivals(geometry, weights.store.header.neurons)
+
+    def serve(self, service: Service) -> None:
+        """Begin a service; of a partial move, say which neurons come."""
+        if self._store.header.resident is not None:
+            self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
+        super().serve(service)
 
     def begin_site(self, inputs: SiteInputs) -> None:
         self._work_of.begin_site(inputs)
 
     def end_site(self) -> torch.Tensor:
         return self._work_of.end_site()
+
+    def up_of(self, site: int, expert: int) -> torch.Tensor:
+        return self._work_of.up_of(site, expert)
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         if key != TAIL and self._geometry.expert_of(key) < self._geometry.experts:
@@ -40,4 +54,8 @@ class ComputingNullDevice(NullDevice):
         g = self._geometry
         offset = self._store.header.offset(g.precision_of(key), g.site_of(key), g.expert_of(key))
         blob = torch.from_numpy(self._home.bytes[offset : offset + g.bytes_of(key)])
-        self._work_of.run(key, blob, self._work_of.rows(key, rows))
+        neurons = self.arrivals.held(key)
+        if neurons is not None:
+            pairs = blob.view(-1, self.arrivals.pair_bytes(key))
+            blob = pairs.index_select(0, torch.from_numpy(np.resize(neurons, len(pairs)))).flatten()
+        self._work_of.run(key, blob, self._work_of.rows(key, rows), neurons)

@@ -234,6 +234,10 @@ class CpuDevice(ThreadedDevice):
         """Live: what the site's experts add up to [T, H]."""
         return self._work_of.end_site()
 
+    def up_of(self, site: int, expert: int) -> torch.Tensor:
+        """Live: an expert's up projection [I, H], of experts that are stored by neuron."""
+        return self._work_of.up_of(site, expert)
+
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         start_ns = self.now_ns()
         g, work = self._controller.geometry, self._work_of

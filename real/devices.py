@@ -1,11 +1,12 @@
 """The devices by name, each imported only where it is asked for. ``host`` is ``cuda``'s code without its calls.
 
 A maker is ``make(run, weights, engine) -> Device``. ``weights`` is None for a device that computes nothing. A device
-that can run *live* has two methods more than `Device`, called by the main thread around a gate's needs:
-``begin_site(inputs)`` and ``end_site() -> [T, H]`` (`LiveDevice`). Between them ``compute`` and ``compute_on_cpu`` get
-the keys of experts, in the controller's order; each expert's output must stay in a buffer of its own, for
-``real.experts_swap.add_up``. The model's dense work has been done when ``compute`` is called for a dense block or the
-tail: its nominal time is then what is left of it.
+that can run *live* has more methods than `Device`, called by the main thread around a gate's needs:
+``begin_site(inputs)`` and ``end_site() -> [T, H]`` (`LiveDevice`); for experts that move neuron by neuron also
+``arrivals``, which is told what ranks them, and ``up_of(site, expert)``. Between them ``compute`` and
+``compute_on_cpu`` get the keys of experts, in the controller's order; each expert's output must stay in a buffer of its
+own, for ``real.experts_swap.add_up``. The model's dense work has been done when ``compute`` is called for a dense block
+or the tail: its nominal time is then what is left of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from real.device import Device, NullDevice
 from real.expert_work import SiteInputs, Weights
+from real.neurons import Arrivals
 from real.settings import Engine
 from sim.run import Run
 
@@ -31,6 +33,9 @@ MAKERS = {
 class LiveDevice(Device, Protocol):
     def begin_site(self, inputs: SiteInputs) -> None: ...
     def end_site(self) -> torch.Tensor: ...
+    def up_of(self, site: int, expert: int) -> torch.Tensor: ...
+    @property
+    def arrivals(self) -> Arrivals: ...
 
 
 def maker_of(name: str) -> Maker:

@@ -89,17 +89,22 @@ class ExpertWork:
         tensors: Tensors = weights.store.decode(g.precision_of(key), blob, weights.dtype)
         form = weights.forms[g.site_of(key)]
         if resident is not None:
-            pairs, up = tensors[PAIRS], self._up(key, resident)
+            pairs, up = tensors[PAIRS], self._up(g.site_of(key), g.expert_of(key), resident)
             if neurons is not None:
                 pairs, up = pairs[: len(neurons)], up[torch.from_numpy(neurons).to(up.device)]
             tensors = of_neurons(form, pairs, up)
         return form.forward(tensors, rows)
 
-    def _up(self, key: int, resident: torch.Tensor) -> torch.Tensor:
-        """An expert's up projection [I, H], from where it rests outside the slots."""
-        g, header = self._geometry, self.weights.store.header
+    def up_of(self, site: int, expert: int) -> torch.Tensor:
+        """An expert's up projection [I, H], of experts that are stored by neuron."""
+        assert self.resident is not None
+        return self._up(site, expert, self.resident)
+
+    def _up(self, site: int, expert: int, resident: torch.Tensor) -> torch.Tensor:
+        """The same, from where it rests outside the slots."""
+        header = self.weights.store.header
         assert header.resident is not None
-        blob = resident[header.number(g.site_of(key), g.expert_of(key))]
+        blob = resident[header.number(site, expert)]
         return header.resident.decode(blob, self.weights.dtype)[UP]
 
     @torch.no_grad()

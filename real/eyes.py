@@ -6,14 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 
 from capture.discover import MoELayer
 from capture.lookahead import router_linear
+from capture.record import THRESHOLDS_FILE
 from sim.policies.base import FloatArray, IntArray
+from sim.trace import Header
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,15 @@ class Eyes:
             up = functional.linear(hidden[row : row + 1], self.up_of(site, expert)).abs().float().cpu()
             shares[row, rank] = (up[0, :, None] >= self.thresholds[site, expert]).float().mean(0).numpy()
         return shares
+
+
+def read_thresholds(directory: Path, header: Header, sparsity: float) -> torch.Tensor:
+    """The thresholds [S, E, P] of |x W_up| that the trace in ``directory`` has. Raise ValueError without this one."""
+    place = directory / THRESHOLDS_FILE
+    if sparsity not in header.sparsities or not place.is_file():
+        raise ValueError(
+            f"trace {header.name} has no activation thresholds at payload.sparsity={sparsity:g} (it has "
+            f"{list(header.sparsities)}); capture it with sparsities={sparsity:g}"
+        )
+    found: torch.Tensor = load_file(place)["thresholds"]
+    return found

@@ -20,6 +20,7 @@ from real.device import TAIL
 from real.driver import Driver
 from real.expert_work import SiteInputs
 from real.live_batch import RunningBatch
+from real.live_channels import LiveChannels
 from real.live_workload import LiveWorkload
 from real.weightless import Weightless
 from sim.controller import Controller
@@ -58,6 +59,8 @@ class LiveDriver(Driver):
         super().__init__(controller, cast(Workload, workload), durations, device)
         self._live, self._model, self._generated, self._tokenizer = workload, model, generated, tokenizer
         self._advance = advance or (lambda done: None)
+        self.channels: LiveChannels | None = None
+        """What chooses the channels that move, where parts of experts do."""
         self.logits: list[torch.Tensor] | None = None
         """Of every step that has some, what was said of each sequence's next token [n, V], where a list is put here."""
 
@@ -85,6 +88,8 @@ class LiveDriver(Driver):
     def _serve(self, asked: Asked) -> torch.Tensor:
         """In place of a site's experts. [T, H]"""
         self._live.see(asked)
+        if self.channels is not None:
+            self.channels.see(asked)
         device: Any = self.device
         device.begin_site(SiteInputs(asked.site, asked.hidden, asked.ids, asked.weights))
         self._run_site(self._step, asked.site, self._dense_ns[asked.site])

@@ -16,15 +16,17 @@ from capture.prompts import Passage, cut_passages, prompts_file, read_prompts
 from real.asked import asking
 from real.driver import Driver
 from real.execute import watched
-from real.eyes import Eyes
+from real.eyes import Eyes, read_thresholds
 from real.live import LiveDriver, LiveModel
 from real.live_batch import check_batches
+from real.live_channels import LiveChannels
 from real.live_workload import LivePrompt, LiveWorkload, blank_trace
 from real.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
 from real.weightless import Weightless
 from sim.batching import given_arrivals
-from sim.build import WorkloadChoice, check_run_memory
+from sim.build import WorkloadChoice, check_run_memory, trace_directory
 from sim.policies.caches import Foreseeing
+from sim.policies.payloads import ActiveShare
 from sim.policies.references import Foreseen, StatedAccuracy
 from sim.run import Run
 from sim.sections import make_object
@@ -48,7 +50,9 @@ def _check(prepared: Prepared) -> None:
     refused = {
         "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
         "a predictor that is told the run's needs": isinstance(controller.predictor, (Foreseen, StatedAccuracy)),
-        f"payload {type(controller.payload).__name__} (what is computed is whole)": controller.payload.active_share < 1,
+        f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts "
+        "move with precision=floe)":
+            controller.payload.active_share < 1 and not _is_by_neuron(prepared),
         f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)":
             controller.loader.dense_slots > 0 and prepared.request.device != "null",
         "workload.batching=recorded (a live run has no trace's steps)": workload.batching == "recorded",
@@ -61,6 +65,10 @@ def _check(prepared: Prepared) -> None:
     }  # fmt: skip
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
         raise ValueError(f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another system")
+
+
+def _is_by_neuron(prepared: Prepared) -> bool:
+    return prepared.weights is not None and prepared.weights.store.header.resident is not None
 
 
 def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
@@ -96,31 +104,41 @@ def live_driver(prepared: Prepared, output_dir: Path | None = None,
     run, live = prepared.run, prepared.request.live
     passages, tokenizer = read_passages(prepared)
     assert prepared.weightless is not None
+    assert prepared.weights is not None
     prompts = [LivePrompt(passage.prompt.domain, live.split, *lengths)
                for passage, lengths in zip(passages, live.lengths(), strict=True)]  # fmt: skip
-    predictor: Any = run.controller.predictor
-    steps = _composed(run, prompts, predictor.lookahead_sites)
+    predictor, payload = run.controller.predictor, run.controller.payload
+    steps = _composed(run, prompts)
     check_batches(prepared.weightless.model, steps)
     check_run_memory(run.model, run.hardware, steps.limits, run.controller)
-    workload = LiveWorkload(
-        steps, _eyes(prepared.weightless, steps),
-        keeps_inputs=getattr(predictor, "inputs", None) == "gate_input",
-    )  # fmt: skip
-    model = LiveModel(prepared.weightless, passages)
-    return LiveDriver(
-        run.controller, workload, run.durations, watched(prepared.device), model,
+    device: Any = watched(prepared.device)
+    thresholds = None
+    if isinstance(payload, ActiveShare) and payload.needs_shares:
+        directory = trace_directory(str(run.config["trace"]["path"]))
+        thresholds = read_thresholds(directory, run.trace.header, payload.sparsity)
+    eyes = replace(_eyes(prepared.weightless, steps), thresholds=thresholds, up_of=device.up_of)
+    workload = LiveWorkload(steps, eyes, keeps_inputs=getattr(predictor, "inputs", None) == "gate_input")
+    driver = LiveDriver(
+        run.controller, workload, run.durations, device, LiveModel(prepared.weightless, passages),
         None if output_dir is None else output_dir / GENERATED, tokenizer, advance,
     )  # fmt: skip
+    if isinstance(payload, ActiveShare):
+        geometry, width = run.controller.geometry, prepared.weights.store.header.neurons
+        driver.channels = LiveChannels(workload, payload, geometry, width, device.up_of, thresholds)
+        device.arrivals.rank = driver.channels.ranked
+    return driver
 
 
-def _composed(run: Run, prompts: Sequence[LivePrompt], depth: int) -> Workload:
+def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
     """The steps of the sequences to come, as the run's workload composes them."""
+    depth, shares = run.controller.predictor.lookahead_sites, getattr(run.controller.payload, "needs_shares", False)
     choice: WorkloadChoice = make_object(run.config["workload"], "workload")
     norm = choice.lookahead_norm
+    trace = blank_trace(run.trace.header, prompts, depth, norm, active_shares=shares)
+    arrivals = None if choice.arrivals_s is None else given_arrivals(choice.arrivals_s)
     return Workload(
-        blank_trace(run.trace.header, prompts, depth, norm), split="all", batching=choice.batching,
-        together=choice.together, arrivals_per_s=choice.arrivals_per_s, arrival_seed=choice.arrival_seed,
-        arrivals=None if choice.arrivals_s is None else given_arrivals(choice.arrivals_s), lookahead=depth, norm=norm,
+        trace, split="all", batching=choice.batching, together=choice.together, arrivals_per_s=choice.arrivals_per_s,
+        arrival_seed=choice.arrival_seed, arrivals=arrivals, lookahead=depth, norm=norm,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2 and 3.4.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -46,12 +46,14 @@ def of_neurons(form: ExpertForm, pairs: torch.Tensor, up: torch.Tensor) -> dict[
 class Arrivals:
     """Which neurons the slots hold of what has moved in part, by key. The device's lock is held around ``begin``.
 
-    Which ones a token makes active a replay does not know: as many as were moved are drawn, seeded by the transfer's
-    number, so that they lie as scattered in memory as active ones would.
+    A live run ranks them (``rank(key, completes)``: all of an expert's neurons, the most active first; whether they
+    join others that are there), and as many come as were moved. Which ones a token makes active a replay does not know:
+    they are drawn, seeded by the transfer's number, so that they lie as scattered in memory as active ones would.
     """
 
     def __init__(self, geometry: Geometry, neurons: int) -> None:
         self._geometry, self._neurons = geometry, neurons
+        self.rank: Callable[[int, bool], Numbers] | None = None
         self._moving: dict[int, tuple[int, int, Numbers]] = {}  # key -> transfer, bytes in all, and the neurons' order
 
     def pair_bytes(self, key: int) -> int:
@@ -69,8 +71,15 @@ class Arrivals:
         size = self.pair_bytes(key)
         before = -(-there_bytes // size)
         wanted = -(-(there_bytes + moved_bytes) // size) - before
-        left = np.setdiff1d(np.arange(self._neurons), order[:before], assume_unique=True)
-        more = np.sort(np.random.default_rng((key, number)).permutation(left)[:wanted])
+        if self.rank is None:
+            left = np.setdiff1d(np.arange(self._neurons), order[:before], assume_unique=True)
+            left = np.random.default_rng((key, number)).permutation(left)
+        else:
+            ranked = self.rank(key, there_bytes > 0)
+            left = ranked[~np.isin(ranked, order[:before])]
+        # What comes whole in the order of memory; a last one that is cut off behind them.
+        whole = max(0, (there_bytes + moved_bytes) // size - before)
+        more = np.concatenate([np.sort(left[:whole]), left[whole:wanted]])
         self._moving[key] = number, there_bytes + moved_bytes, np.concatenate([order[:before], more])
 
     def is_partial(self, key: int) -> bool:

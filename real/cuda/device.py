@@ -274,6 +274,10 @@ class CudaDevice(ThreadedDevice):
         self._runtime.run(self.stream, self._work_of.join)
         return self._runtime.run(self.stream, self._work_of.end_site)
 
+    def up_of(self, site: int, expert: int) -> Tensor:
+        """Live: an expert's up projection [I, H], of experts that are stored by neuron."""
+        return self._work_of.up_of(site, expert)
+
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         start_ns, g = self.now_ns(), self._controller.geometry
         if self._is_padded:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from safetensors.torch import load_file
 
 from capture.load import load_model, weights_sha256
 from capture.settings import Settings
-from real.eyes import Eyes
+from real.eyes import Eyes, read_thresholds
 from real.lossy.loss import Quality, TokenLoss, quality_of
 from real.lossy.mixture import Forward, plain_forward
 from real.lossy.replay import (
@@ -190,15 +189,8 @@ class Assessment:
         if not isinstance(payload, ActiveShare):
             return plain_forward, None
         require_gated(self.subject.forms[0])
-        sparsities = list(run.trace.header.sparsities)
-        place = trace_directory(str(self._path)) / "thresholds.safetensors"
-        if payload.sparsity not in sparsities or not place.is_file():
-            raise ValueError(
-                f"trace {run.trace.header.name} has no activation thresholds at payload.sparsity={payload.sparsity:g} "
-                f"(it has {sparsities}); capture it with sparsities={payload.sparsity:g}"
-            )
-        thresholds = load_file(place)["thresholds"]
-        column = thresholds[..., sparsities.index(payload.sparsity)]
+        thresholds = read_thresholds(trace_directory(str(self._path)), run.trace.header, payload.sparsity)
+        column = thresholds[..., list(run.trace.header.sparsities).index(payload.sparsity)]
         # Only one row at a time is sparse: prompts move whole experts.
         return sparse_forward("up", column, decoded_only=True), thresholds
 

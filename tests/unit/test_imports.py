@@ -35,7 +35,7 @@ LAYERS = (
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
      "real.neurons", "real.room", "real.checkpoint", "real.weightless", "real.expert_work",
      "real.dense_blocks", "real.cpu", "real.computing_null", "real.asked", "real.eyes", "real.live",
-     "real.live_batch", "real.live_workload", "real.cuda"},
+     "real.live_batch", "real.live_channels", "real.live_workload", "real.cuda"},
 )  # fmt: skip
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",

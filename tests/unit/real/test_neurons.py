@@ -176,8 +176,8 @@ def test_floe_computes_on_a_device_the_neurons_that_the_controller_moved(
 
 
 def up_of(device: CpuDevice, key: int) -> torch.Tensor:
-    assert device._work_of.resident is not None
-    return device._work_of._up(key, device._work_of.resident)
+    g = device._controller.geometry
+    return device._work_of.up_of(g.site_of(key), g.expert_of(key))
 
 
 def _check_partial(device: CpuDevice, key: int, held: Any, home: Any) -> None:
