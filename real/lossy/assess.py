@@ -74,12 +74,16 @@ class Weights:
 
 @dataclass(frozen=True)
 class Loop:
-    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None: no logits)."""
+    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None: no logits).
+
+    ``decoded``: what is lost in the decoded rows of each sequence, for comparing two systems, paired.
+    """
 
     name: str
     replayed: Replayed
     decode: Quality
     prefill: Quality | None
+    decoded: tuple[TokenLoss, ...]
 
     def row(self) -> dict[str, Any]:
         """Flat, for tables and joins: speed with what was served, then quality of decoding."""
@@ -202,7 +206,7 @@ class Assessment:
             decode.append(loss.rows(rows))
             prefill.append(loss.rows(~rows))
         has_prompts = any(np.isfinite(loss.full).any() for loss in prefill)
-        return Loop(name, replayed, quality_of(decode), quality_of(prefill) if has_prompts else None)
+        return Loop(name, replayed, quality_of(decode), quality_of(prefill) if has_prompts else None, tuple(decode))
 
 
 def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:

@@ -1,0 +1,285 @@
+"""``python -m real.quality_front STUDY [loop=closed] [output_dir=DIR] ...``: a study's front with measured quality.
+
+STUDY: what ``python -m sim.study`` wrote. Of its cells on eval sequences (of a search these are the front that its
+proxies gave, and the system as it stands) the model itself computes what each serves: KL divergence and perplexity
+against full precision beside the simulated speed, with 95 % intervals over sequences, paired. Then it says which points
+no other beats in both, and how well the proxy orders them. ``weights``, ``quantiser``, ``group``, ``dtype``, ``device``
+and ``threads`` as in ``python -m real.quality``; other words are overrides of every cell.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import polars as pl
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from real.lossy.assess import Assessment, Loop, identity
+from real.lossy.drawing import STYLE
+from real.lossy.loss import Estimate, divergence_difference
+from real.quality import WRONG_INPUT, Request, request_of
+from sim.latency import decode_time_and_tokens
+from sim.outputs import check_writable
+from sim.paired import Paired, paired
+from sim.pareto import front, label_of
+from sim.study.dataset import read_cells
+from sim.study.rows import AXIS, DONE
+
+OUTPUT_DIR = "outputs/quality_front"
+NOT_OURS = ("outputs=", "trace.split=")
+WIDTH = 150
+ROOM_POINTS = 16.0, 9.0
+"""Width and height of a number in the figure, in points."""
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A cell with its measured quality. ``varied``: what the study set in it, by key; empty as the system stands.
+
+    ``faster`` and ``worse`` compare with the system as it stands: how many times as fast it decodes, and its KL less
+    that one's in nats a token, paired; both None of that one itself, and where the study has none. ``proxy``: gate
+    weight served low, and skipped.
+    """
+
+    number: int
+    varied: Mapping[str, Any]
+    loop: Loop
+    faster: Paired | None
+    worse: Estimate | None
+    on_front: bool = False
+
+    @property
+    def speed(self) -> float:
+        return float(self.loop.replayed.result.summary["decode_tokens_per_s"])
+
+    @property
+    def loss(self) -> float:
+        return self.loop.decode.divergence.value
+
+    @property
+    def proxy(self) -> tuple[float, float]:
+        found = self.loop.replayed.result.summary["quality_proxy"]
+        return float(found["low_mass"]), float(found["skip_mass"])
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for a table; what ``sim.pareto`` reads is in it."""
+        low, skip = self.proxy
+        flat = {"number": self.number, **{AXIS + key: value for key, value in self.varied.items()}, **self.loop.row()}
+        flat |= {"low_mass": low, "skip_mass": skip, "on_front": self.on_front}
+        if self.faster is not None and self.worse is not None:
+            flat |= {"faster": self.faster.speedup, "faster_interval": self.faster.interval, "worse": self.worse.value,
+                     "worse_interval": [self.worse.low, self.worse.high]}  # fmt: skip
+        return flat
+
+
+def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """What is varied and the overrides of every cell of ``study`` that ran on eval sequences, as it stands first.
+
+    Raise ValueError where there is none.
+    """
+    found: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+    for row in read_cells(study).sort("key").to_dicts():
+        if row["status"] != DONE or row["trace.split"] != "eval":
+            continue
+        varied = {key.removeprefix(AXIS): value for key, value in row.items()
+                  if key.startswith(AXIS) and value is not None and key != f"{AXIS}trace.split"}  # fmt: skip
+        words = [word for word in row["overrides"].split() if not word.startswith(NOT_OURS)]
+        found.append((varied, (*words, "trace.split=eval", *overrides)))
+    if not found:
+        raise ValueError(f"{study} has no finished cell on eval sequences; name a study that python -m sim.study ran")
+    return sorted(found, key=lambda cell: bool(cell[0]))
+
+
+def measure(study: Path, request: Request, console: Console) -> tuple[list[FrontPoint], Assessment]:
+    """Every cell of the study on eval sequences, in the loop that is asked for."""
+    cells = cells_of(study, request.overrides)
+    (name,) = request.loops
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading")
+
+        def track(what: str, sequence: int) -> None:
+            progress.update(task, description=f"{what}: sequence {sequence}")
+
+        assessment = Assessment([words for _, words in cells], request.weights, request.scheme, track)
+        loops = [assessment.assess(words, (name,))[0] for _, words in cells]
+    return points_of([varied for varied, _ in cells], loops), assessment
+
+
+def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> list[FrontPoint]:
+    """The points, numbered from 1 by their loss; compared with the first, if nothing is varied in it."""
+    base = loops[0]
+    base_ns, seed = _decode_ns(base), int(base.replayed.result.summary["seed"])
+    found = []
+    for values, loop in zip(varied, loops, strict=True):
+        is_compared = not varied[0] and loop is not base
+        faster = paired(_decode_ns(loop), base_ns, seed) if is_compared else None
+        worse = divergence_difference(loop.decoded, base.decoded) if is_compared else None
+        found.append(FrontPoint(0, values, loop, faster, worse))
+    marks = front(np.array([point.speed for point in found]), np.array([point.loss for point in found])).tolist()
+    order = sorted(range(len(found)), key=lambda i: (found[i].loss, -found[i].speed, i))
+    return [FrontPoint(number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, marks[i])
+            for number, i in enumerate(order, 1)]  # fmt: skip
+
+
+def _decode_ns(loop: Loop) -> Any:
+    return decode_time_and_tokens(loop.replayed.result.frames)[0]
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's, ties at their mean rank; NaN where one of the two does not vary."""
+    table = pl.DataFrame({"first": [*map(float, first)], "second": [*map(float, second)]})
+    return float(table.select(pl.corr("first", "second", method="spearman")).item())
+
+
+def print_points(points: Sequence[FrontPoint], console: Console) -> None:
+    """The front and the system as it stands, least lost first, and what each point is; quality.json has all."""
+    first = points[0].loop
+    title = f"{surroundings(first)}: quality measured ({first.name} loop, {first.decode.sequences} sequences)"
+    table = Table("", "front", "decode tokens/s", "x as it stands", "gate weight low; skipped, %",
+                  "KL, millinats a token", "less that as it stands", "perplexity, %", title=title,
+                  title_justify="left", caption="In brackets: 95 % intervals, paired over sequences.")  # fmt: skip
+    shown = [point for point in points if point.on_front or not point.varied]
+    for point in shown:
+        low, skip = point.proxy
+        table.add_row(
+            str(point.number), "*" if point.on_front else "", f"{point.speed:.3g}",
+            escape(str(point.faster)) if point.faster else "", f"{100 * low:.3g}; {100 * skip:.3g}",
+            escape(point.loop.decode.divergence.times(1000).text()),
+            escape(point.worse.times(1000).text()) if point.worse else "",
+            escape(point.loop.decode.increase.times(100).text()),
+        )  # fmt: skip
+    console.print(table)
+    for line in [*(f"{point.number}: {told(point.varied)}" for point in shown), *sentences(points)]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def surroundings(loop: Loop) -> str:
+    """Trace, machine and budget, which all points share."""
+    summary = loop.replayed.result.summary
+    return f"{summary['trace']['name']}, {summary['hardware']}, {summary['budget']['resident_share']:.0%} resident"
+
+
+def told(varied: Mapping[str, Any]) -> str:
+    """What is varied, in short; as it stands where nothing is."""
+    short = {key.removeprefix("precision.").removeprefix("cache."): value for key, value in varied.items()}
+    words = [f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in short.items()]
+    return " ".join(words) or "as it stands"
+
+
+def sentences(points: Sequence[FrontPoint]) -> list[str]:
+    """What a transplant must say, which points are on the front, and what the proxies are worth."""
+    label = label_of(points[0].loop.replayed.result.summary)
+    on = [point for point in points if point.on_front]
+    sums = [sum(point.proxy) for point in points]
+    losses = [point.loss for point in points]
+    lines = [f"{label}: times are of those sizes, quality is of the model that has the gates."] if label else []
+    lines.append(f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
+                 f"{', '.join(str(point.number) for point in on)}.")  # fmt: skip
+    orders = [("what is low or skipped", sums), ("what is low", [point.proxy[0] for point in points]),
+              ("what is skipped", [point.proxy[1] for point in points])]  # fmt: skip
+    found = ", ".join(f"{name}: {rank_correlation(values, losses):.2f}" for name, values in orders)
+    lines.append(f"Rank correlation of the measured KL with the share of gate weight of {found}.")
+    return lines
+
+
+def name_points(axis: Any, points: Sequence[FrontPoint]) -> None:
+    """Numbers left of the system as it stands and of the front's points, where there is room for them."""
+    taken: list[Any] = []
+    for point in sorted(points, key=lambda point: bool(point.varied)):
+        at = axis.transData.transform((1000 * point.loss, point.speed)) * 72 / axis.figure.dpi
+        is_clear = all(abs(at[0] - x) > ROOM_POINTS[0] or abs(at[1] - y) > ROOM_POINTS[1] for x, y in taken)
+        if (point.on_front or not point.varied) and is_clear:
+            taken.append(at)
+            axis.annotate(str(point.number), (1000 * point.loss, point.speed), fontsize=7, xytext=(-4, 4), ha="right",
+                          textcoords="offset points")  # fmt: skip
+
+
+def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
+    """``quality_front.png`` and ``.svg``: speed by measured KL, the front joined; and what the proxies said of it."""
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+        x = np.array([1000 * point.loss for point in points])
+        ends = np.array([[1000 * (end if end is not None else point.loss)
+                          for end in (point.loop.decode.divergence.low, point.loop.decode.divergence.high)]
+                         for point in points])  # fmt: skip
+        line = sorted((1000 * point.loss, point.speed) for point in points if point.on_front)
+        axes[0].plot(*zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1)
+        axes[0].set_xscale("log" if (x > 0).all() else "linear")
+        for point, at, (low, high) in zip(points, x, ends, strict=True):
+            colour = "black" if not point.varied else "#b4552d" if point.on_front else "0.6"
+            marker = "s" if not point.varied else "o"
+            bars = np.maximum([[at - low], [high - at]], 0)
+            axes[0].errorbar(at, point.speed, xerr=bars, fmt=marker, color=colour, markersize=4, linewidth=0.7)
+        axes[0].set_ylabel("decode (tokens/s, simulated)")
+        for column, (name, marker) in enumerate((("served low", "o"), ("skipped", "^"))):
+            axes[1].plot(x, [100 * point.proxy[column] for point in points], marker, markersize=4, label=name)
+        axes[1].set_ylabel("share of gate weight, % (the proxies)")
+        axes[1].legend(frameon=False, fontsize=8)
+        for axis in axes:
+            axis.set_xlabel("KL to full precision, measured (millinats a token)")
+            axis.set_xscale(axes[0].get_xscale())
+        name_points(axes[0], points)
+        loop = points[0].loop
+        title = f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
+        label = label_of(loop.replayed.result.summary)
+        figure.suptitle("\n".join(filter(None, (title, label))), fontsize=9)
+        files = [place / f"quality_front{ending}" for ending in (".png", ".svg")]
+        for file in files:
+            figure.savefig(file)
+        plt.close(figure)
+    return files
+
+
+def write(directory: Path, points: Sequence[FrontPoint], assessment: Assessment, request: Request) -> None:
+    """``quality.json``, as ``python -m real.quality`` writes it with a row a point, and the figure."""
+    content = {"schema": 1, **identity(assessment, request.weights), "rows": [point.row() for point in points]}
+    (directory / "quality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    draw(points, directory)
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    is_made, place = False, Path()
+    try:
+        if not words or "=" in words[0]:
+            raise ValueError("name a study's folder first: python -m real.quality_front outputs/studies/hobbit_front")
+        defaults = [word for word in (f"output_dir={OUTPUT_DIR}", "loop=closed")
+                    if not any(given.startswith(word.partition("=")[0] + "=") for given in words[1:])]  # fmt: skip
+        request = request_of([*words[1:], *defaults])
+        if len(request.loops) != 1 or request.prompts or request.tasks:
+            raise ValueError(
+                "one loop, open or closed, on the study's own sequences; leave out loop=both, prompts, tasks"
+            )
+        place = request.output_dir
+        is_made = not place.exists()
+        check_writable(place)
+        points, assessment = measure(Path(words[0]), request, Console(stderr=True))
+        write(place, points, assessment, request)
+    except WRONG_INPUT as error:
+        if is_made:
+            shutil.rmtree(place, ignore_errors=True)
+        print(f"quality_front: {str(error).strip()}", file=sys.stderr)
+        return 2
+    out = Console(width=WIDTH)
+    print_points(points, out)
+    out.print(f"files: {place}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
