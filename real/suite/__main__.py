@@ -7,6 +7,8 @@ command goes on where it was stopped. ``device=host`` rehearses it all without a
     python -m real.suite missing                                   what cannot be imported here, and the way out
     python -m real.suite pack modules=polars,simpy output=FILE     installed modules as one file, for a machine without
                                                                    a package index
+    python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]   the project, without bundled models that the
+                                                                   suite does not read, and modules, as one file
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
+from real.suite.bundle import CARRIED, bundle
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
@@ -110,6 +113,8 @@ def main(arguments: Sequence[str]) -> int:
             return _tell_missing(arguments[1:])
         if arguments[:1] == ["pack"]:
             return _pack(arguments[1:])
+        if arguments[:1] == ["bundle"]:
+            return _bundle(arguments[1:])
         return suite(parse(arguments))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -132,6 +137,24 @@ def _pack(arguments: Sequence[str]) -> int:
         raise ValueError("pack needs modules=A,B and output=FILE")
     size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
     print(f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into PYTHONPATH")
+    return 0
+
+
+def _bundle(arguments: Sequence[str]) -> int:
+    given = words_of(arguments, ("modules", "output", "most_mib"))
+    if "output" not in given:
+        raise ValueError("bundle needs output=FILE, and may have modules=A,B and most_mib=N")
+    most_mib = given.get("most_mib")
+    if most_mib is not None and not most_mib.isdigit():
+        raise ValueError(f"most_mib={most_mib} must be a whole number")
+    modules = [name for name in given.get("modules", "").split(",") if name]
+    found = bundle(modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20)
+    print(
+        f"{given['output']}: {found.packed_bytes / 1e6:.1f} MB, of {found.tree_bytes / 1e6:.1f} MB of the project "
+        f"({found.left_out_bytes / 1e6:.1f} MB of other bundled models are left out) and "
+        f"{found.package_bytes / 1e6:.1f} MB of packages; there, in an empty folder: tar xJf FILE && "
+        f"export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
+    )
     return 0
 
 

@@ -53,7 +53,8 @@ def advice(found: Sequence[Missing]) -> str:
     return "\n".join([
         *lines, f"with a package index: python -m pip install {packages}",
         f"without one: where they are installed, python -m real.suite pack modules={modules} output=carried.tar.xz; "
-        f"bring the file here, tar xJf carried.tar.xz -C FOLDER, and set PYTHONPATH=FOLDER:$PYTHONPATH",
+        f"bring the file here, tar xJf carried.tar.xz -C FOLDER, and set PYTHONPATH=FOLDER:$PYTHONPATH; "
+        f"or python -m real.suite bundle modules={modules} output=bundle.tar.xz, which holds the project, too",
     ])  # fmt: skip
 
 
@@ -62,11 +63,9 @@ def pack(modules: Sequence[str], output: Path) -> int:
 
     Raise ValueError for one that is not here, or that holds code for this version of Python alone.
     """
-    if unknown := [name for name in modules if name not in NEEDED]:
-        raise ValueError(f"modules={','.join(unknown)} are none of {', '.join(NEEDED)}")
     if output.exists() or not output.parent.is_dir():
         raise ValueError(f"output={output} must be a new file in a folder that exists")
-    files = [found for module in modules for part in PARTS.get(module, (module,)) for found in _files_of(part)]
+    files = files_of(modules)
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for path, name in files:
@@ -76,6 +75,16 @@ def pack(modules: Sequence[str], output: Path) -> int:
     part.write_bytes(packed)
     os.replace(part, output)
     return len(packed)
+
+
+def files_of(modules: Sequence[str]) -> list[tuple[Path, str]]:
+    """The files of installed modules, and of what they need beside them, with their names in an archive.
+
+    Raise ValueError for one that is not here, or that holds code for this version of Python alone.
+    """
+    if unknown := [name for name in modules if name not in NEEDED]:
+        raise ValueError(f"modules={','.join(unknown)} are none of {', '.join(NEEDED)}")
+    return [found for module in modules for part in PARTS.get(module, (module,)) for found in _files_of(part)]
 
 
 def _files_of(module: str) -> list[tuple[Path, str]]:

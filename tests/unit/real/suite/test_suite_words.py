@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -11,7 +12,9 @@ import pytest
 
 import real.suite.needs as needs
 from real.suite.__main__ import main, parse
+from real.suite.bundle import bundle, is_read, tracked
 from real.suite.needs import Missing, advice, missing, pack
+from sim.build import ROOT
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,42 @@ def test_code_for_one_version_of_python_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"numpy holds .* which only Python 3\.\d+ can load"):
         pack(["numpy"], tmp_path / "carried.tar.xz")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.thorough
+def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_unpacked(tmp_path: Path) -> None:
+    packed = tmp_path / "bundle.tar.xz"
+    told = bundle([], packed)
+    assert told.packed_bytes == packed.stat().st_size
+    names = tracked()
+    assert told.tree_bytes + told.left_out_bytes == sum((ROOT / name).stat().st_size for name in names)
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    there = {str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()}
+    left = set(names) - there
+    assert there <= set(names)
+    assert {name.split("/")[-2] for name in left} >= {"tiny_qwen2moe", "tiny_switch"}
+    assert all(name.startswith("capture/assets/") and "tiny_mixtral" not in name for name in left)
+    done = subprocess.run(
+        [sys.executable, "-m", "real.suite", "device=host", "size=tiny", "pieces=stores,replay", "output=results"],
+        cwd=tmp_path / "there", env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| replay | done |" in (tmp_path / "there" / "results" / "report.md").read_text()
+
+
+@pytest.mark.thorough
+def test_a_bundle_that_is_too_large_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}", "most_mib=1"]) == 2
+    assert "more than 1048576: bring fewer packages" in capsys.readouterr().err
+    assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}", "most_mib=some"]) == 2
+    assert "most_mib=some must be a whole number" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_the_files_of_other_models_are_left_out() -> None:
+    assert is_read("capture/assets/traces/tiny_mixtral/a.npy")
+    assert is_read("capture/assets/prompts/heldout.jsonl")
+    assert is_read("conf/model/tiny_switch.yaml")
+    assert not is_read("capture/assets/tiny_switch/model.safetensors")
+    assert not is_read("capture/assets/predictors/tiny_qwen2moe/next_site.npz")
