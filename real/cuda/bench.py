@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from real.cuda.runtime import Runtime
-from real.cuda.segments import fused_expert
+from real.cuda.segments import COUNT, FIRST_NEURON, SLOT, UP, fused_expert, sparse_expert_in_part
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.grouped_gemm import grouped_gemm
 from real.kernels.quantise import Layout
@@ -126,6 +126,7 @@ class Measuring:
             yield self._torch(name, neurons, hidden)
             for kept in self._bench.kept_shares:
                 yield from self._sparse(name, neurons, hidden, kept)
+                yield self._in_part(name, neurons, hidden, kept)
         for experts, k, hidden in self._bench.gates:
             yield from self._gates(experts, k, hidden)
         for rows in self._bench.prefill_rows:
@@ -201,6 +202,26 @@ class Measuring:
         ]
         total = read_bytes + up.layout.stored_bytes
         yield summarise(f"up and sparse_expert {kept:.0%} kept", name, self._calls(works), total, self.peak)
+
+    def _in_part(self, name: str, neurons: int, hidden: int, kept: float) -> Timed:
+        """FloE's expert as a run's graphs compute it: up projections at two bits, and neurons that have come, which a
+        table lists.
+        """
+        size, count = neurons * hidden * 4, max(1, round(kept * neurons))
+        layout = _layout(neurons, hidden, 2)
+        up = SlotMatrices(self._pool(layout.stored_bytes), layout)
+        pairs = torch.stack(
+            [0.05 * self._random(neurons, 2 * hidden) for _ in range(-(-self._bench.far_bytes // size))]
+        )
+        compute, x_1H, works = sparse_expert_in_part(up, pairs), self._random(1, hidden), list[Work]()
+        for slot in range(len(pairs)):
+            table_WJ = torch.zeros(FIRST_NEURON + neurons, 1, dtype=torch.int32, device=self._runtime.device)
+            table_WJ[SLOT], table_WJ[UP], table_WJ[COUNT] = slot, slot % len(up.pool), count
+            come = torch.randperm(neurons, generator=torch.Generator().manual_seed(slot))[:count]
+            table_WJ[FIRST_NEURON : FIRST_NEURON + count, 0] = come.to(table_WJ)
+            works.append(partial(compute, x_1H, table_WJ))
+        return summarise(f"expert of {kept:.0%} of its neurons", name, self._calls(works),
+                         count * hidden * 4 + layout.stored_bytes, self.peak)  # fmt: skip
 
     def _gates(self, experts: int, k: int, hidden: int) -> Iterator[Timed]:
         """Stacked beside sequential gates, HOBBIT's Fig. 17a: as the host launches them, so not in a graph's favour."""
