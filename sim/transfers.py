@@ -98,9 +98,9 @@ class Transfers(Claims):
         return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and not (t.prefetch and not t.urgent))
 
     def hop_bytes(self, transfer: Transfer, link: int) -> int:
-        """What a transfer's hop on a link moves: into RAM the whole variant."""
+        """What a transfer's hop on a link moves: into RAM at least the whole variant."""
         whole = self.ram is not None and link >= self._ram_link
-        return self._key_bytes[transfer.key] if whole else transfer.moved_bytes
+        return max(self._key_bytes[transfer.key], transfer.moved_bytes) if whole else transfer.moved_bytes
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""

@@ -29,6 +29,7 @@ MORE = (
     ("mixtral_offloading", (*NVME, "placement=absent_on_cpu", "loader.wait=in_order", "hardware.host.wake_us=20")),
     ("hobbit", (*TOGETHER, "loader.chunk_bytes=4194304", "hardware.prediction_us=30")),
     ("hobbit", OVER_TIME),
+    ("sti", (*NVME, "precision=per_expert")),
 )
 USUAL = ("deepspeed_inference", "edgemoe", "fate", "fiddler", "floe", "hobbit", "moe_infinity", "oracle")
 """One of each kind; the others, of the same parts, run where time is no matter (``make thorough``)."""

@@ -133,12 +133,12 @@ def test_every_part_of_every_system_can_be_swapped(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_predictor_cache_and_precision_goes_with_every_system_or_is_refused(
+def test_every_option_of_every_mechanism_goes_with_every_system_or_is_refused(
     configure: Configure, bundled_trace: Trace, system: str
 ) -> None:
     """All pairs. Options that leave values open have their test above."""
     for swap in SWAPS:
-        if swap[0] in ("predictor", "cache", "precision", "placement") and (system, swap) not in PAIRS:
+        if (system, swap) not in PAIRS:
             build_swapped(configure, bundled_trace, system, swap)
 
 
