@@ -17,6 +17,8 @@ SHOWN = 4
 """How many keys a list names before it only counts."""
 PLURAL = {"demand": "demands", "prefetch": "prefetches", "dense": "dense blocks"}
 ARRIVED = ("hit", "high_for_low", "low_for_high")
+REFUSING = ("Popular", "Belady")
+"""The caches that may refuse what was loaded on demand."""
 BY_RANK = ("GateLookahead", "ConfidentLookahead")
 """The predictors that forecast by the ranks of the lookahead."""
 
@@ -71,7 +73,9 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
     on_its_way = row["outcome"] in ("late", "promoted")
     last = before[-1] if before else Stay(None, None)
     by_selector = row["outcome"] == "reroute" or (row["outcome"] == "skip" and row["wanted"] is None)
-    if by_selector and before and run.is_there(key, tick) and not _may_have_left(run, last.came):
+    if by_selector and before and run.is_there(key, tick):
+        if _may_have_left(run, last.came):
+            return []
         there = "" if row["outcome"] == "reroute" else "A copy was there all the same. "
         return [f"{there}{_came(run, names, last, row)}"]
     if last.came is not None and last.gone is None and last.came.end_ns <= row["gate_ns"] and not on_its_way:
@@ -91,11 +95,12 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
 
 def _may_have_left(run: RunLog, move: Move | None) -> bool:
     """Whether what came may have gone from staging since, which no row tells."""
-    if move is None:
+    if move is None or not run.choice("loader", "staging_slots"):
         return False
-    if move.kind == "prefetch" and run.choice("loader", "destination") == "pool":
-        return move.outcome == "dropped"
-    return bool(run.choice("loader", "staging_slots"))
+    if move.kind == "prefetch":
+        return move.outcome == "dropped" or run.choice("loader", "destination") != "pool"
+    is_whole, spares = run.mechanism("payload") == "Whole", run.choice("loader", "demand_evicts") == "unmasked"
+    return not is_whole or spares or run.mechanism("cache") in REFUSING
 
 
 def _not_kept(run: RunLog, names: Names, move: Move) -> str:
