@@ -18,8 +18,10 @@ from torch import Tensor
 from real.kernels.jit import blocks, jit, launches, power_of_two, tl
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-TILE_BYTES = 16384
-"""On the way for one program of 128 threads: eight loads of 16 B a thread, 32 registers."""
+TILE_WORDS = 2048
+"""On the way for one program of 128 threads: of the widest words eight loads of 16 B a thread, 32 registers. As many
+bytes of narrower words would be as many more addresses, and spill.
+"""
 TILE_ROWS = 8
 """Of short rows, at a time."""
 
@@ -74,8 +76,8 @@ def gather_rows(
         return
     word = word_of(source, target)
     words = width // word.itemsize
-    across = min(power_of_two(words), TILE_BYTES // word.itemsize)
-    down = min(TILE_ROWS, power_of_two(columns), max(1, TILE_BYTES // word.itemsize // across))
+    across = min(power_of_two(words), TILE_WORDS)
+    down = min(TILE_ROWS, power_of_two(columns), TILE_WORDS // across)
     down, across = tile or (down, across)
     _gather_rows_kernel[(blocks(count, columns),)](
         source.view(word), row_C, target.view(word), count, words, columns, BR=down, BW=across, num_warps=4,
