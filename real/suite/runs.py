@@ -24,6 +24,8 @@ STORES = Path("outputs/stores/suite")
 FREE = ("engine.links=free", "engine.compute=free")
 MODEL = "tiny_mixtral"
 """Of live runs: one that comes with the project, whose gates decide."""
+BATCH = 4
+"""Sequences that the first system also runs at once."""
 TOLD = (
     "system", "model", "trace", "budget", "load_s", "makespan_s", "ttft_s", "tpot_s", "decode_tokens_per_s",
     "compute_busy_s", "stall_s", "lookups", "hit_ratio", "prefetch", "bytes", "link_utilisation", "real",
@@ -124,8 +126,10 @@ def live(context: Context) -> None:
     Raise RuntimeError where they have other bits.
     """
     cells = Cells(context, "live")
-    for system in SIZES[context.size].live:
-        cells.run(f"{MODEL} {system}", partial(_live, context, MODEL, system), LEAST_S)
+    systems = SIZES[context.size].live
+    for system, together in [*((system, 1) for system in systems), (systems[0], BATCH)]:
+        name = f"{MODEL} {system}" + (f", {together} at once" if together > 1 else "")
+        cells.run(name, partial(_live, context, MODEL, system, together), LEAST_S)
         gc.collect()
     wrong = [cell for cell, result in cells.done().items() if result["lossless"] and not result["equal"]]
     if wrong:
@@ -133,13 +137,14 @@ def live(context: Context) -> None:
     cells.check_whole()
 
 
-def _live(context: Context, model: str, system: str) -> dict[str, Any]:
+def _live(context: Context, model: str, system: str, together: int) -> dict[str, Any]:
     from real.live_run import live_driver, prepare
 
     tokens = SIZES[context.size].live_tokens
     words = (
         f"device={context.device}", "input=live", f"model={model}", "trace=tiny_mixtral", *FREE,
-        f"engine.store_dir={STORES}", "live.sequences=1", "live.prompt_tokens=8", f"live.new_tokens={tokens}",
+        f"engine.store_dir={STORES}", f"live.sequences={together}", "live.prompt_tokens=8", f"live.new_tokens={tokens}",
+        *((f"workload=static_{BATCH}",) if together > 1 else ()),
     )  # fmt: skip
     prepared = prepare(request_of(words, system, 0.5))
     driver = live_driver(prepared)
@@ -157,7 +162,7 @@ def _live(context: Context, model: str, system: str) -> dict[str, Any]:
 def whole_logits(
     request: Request, passages: Sequence[Any], new_tokens: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The last row's logits of each step [1, V], by the whole unpatched model on a device."""
+    """The last rows' logits of each step [B, V], by the whole unpatched model on a device: all passages at once."""
     from hydra.utils import instantiate
 
     from capture.load import load_model
@@ -171,13 +176,12 @@ def whole_logits(
         model.set_experts_implementation("eager")
     logits = []
     with torch.no_grad():
-        for passage in passages:
-            run = decoder_of(model, [passage])
-            run.prefill(0)
+        run = decoder_of(model, passages)
+        run.prefill(0)
+        logits.append(run.output.logits[:, -1])
+        for index in range(new_tokens):
+            run.step(run.next_tokens(index))
             logits.append(run.output.logits[:, -1])
-            for index in range(new_tokens):
-                run.step(run.next_tokens(index))
-                logits.append(run.output.logits[:, -1])
     return logits
 
 

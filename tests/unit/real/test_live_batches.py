@@ -9,8 +9,10 @@ among its rows a matrix product may round otherwise.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,21 +20,29 @@ import pytest
 import torch
 import transformers
 from hydra import compose, initialize_config_dir
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from capture.discover import discover
 from capture.prompts import Passage
 from capture.run import decoder_of
+from capture.settings import Settings
 from capture.tiny_model import load_model
 from real.live import LiveDriver
+from real.live_batch import check_batches
 from real.live_run import live_driver, prepare, run_as_it_was
+from real.live_workload import LivePrompt, blank_trace
 from real.prepare import Prepared, read_request
+from real.settings import Live
+from real.weightless import skeleton
 from sim.build import ROOT, build, load_trace
 from sim.calls import RecordedController, RecordedWorkload, replay
 from sim.controller import Controller
-from sim.trace import Trace
+from sim.trace import DECODE, PREFILL, Trace
 from sim.types import Step
 from sim.workload import Workload
+
+sys.path.append(str(Path(__file__).parents[1] / "capture"))
+from architectures import tiny
 
 ASSETS = ROOT / "capture" / "assets"
 RAGGED = ("live.prompt_tokens=[3,11]", "live.new_tokens=[2,7]")
@@ -40,6 +50,7 @@ CONTINUOUS = ("workload=continuous_4", "workload.together=2")
 STATIC = ("workload=static_4", "workload.together=2")
 FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
+Drive = Callable[..., tuple[LiveDriver, Path]]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +58,16 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stores")
 
 
+@cache
+def cached_skeleton(settings: Settings) -> Any:
+    """Nothing changes a skeleton, so one is made for all tests."""
+    return skeleton(settings)
+
+
 @pytest.fixture
-def live(stores: Path, bundled_trace: Trace) -> Prepare:
+def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    monkeypatch.setattr("real.weightless.skeleton", cached_skeleton)
+
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         path = f"capture/assets/traces/{model}"
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused", "device=null",
@@ -62,14 +81,30 @@ def live(stores: Path, bundled_trace: Trace) -> Prepare:
     return prepared
 
 
-def driven(prepared: Prepared, output_dir: Path | None = None) -> LiveDriver:
-    driver = live_driver(prepared, output_dir)
-    driver.logits = []
-    driver.drive()
-    return driver
+@pytest.fixture(scope="module")
+def ended() -> dict[tuple[str, ...], tuple[LiveDriver, Path]]:
+    """Runs that tests share."""
+    return {}
 
 
+@pytest.fixture
+def driven(live: Prepare, ended: dict[tuple[str, ...], tuple[LiveDriver, Path]],
+           tmp_path_factory: pytest.TempPathFactory) -> Drive:  # fmt: skip
+    def run(model: str, *overrides: str) -> tuple[LiveDriver, Path]:
+        if (model, *overrides) not in ended:
+            folder = tmp_path_factory.mktemp("out")
+            driver = live_driver(live(*overrides, model=model), folder)
+            driver.logits = []
+            driver.drive()
+            ended[model, *overrides] = driver, folder
+        return ended[model, *overrides]
+
+    return run
+
+
+@cache
 def eager(model: str) -> Any:
+    """The whole model, unpatched."""
     transformers.logging.set_verbosity_error()
     whole = load_model(ASSETS / model)
     if hasattr(whole, "set_experts_implementation"):
@@ -169,9 +204,9 @@ def alone(model: Any, passage: Passage, new_tokens: int) -> tuple[list[int], lis
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
-        ("tiny_mixtral", ("system=lru", *STATIC)),
-        ("tiny_qwen2moe", ("system=lru", *STATIC)),
         ("tiny_switch", ("system=lru", *STATIC)),
+        pytest.param("tiny_mixtral", ("system=lru", *STATIC), marks=pytest.mark.thorough),
+        pytest.param("tiny_qwen2moe", ("system=lru", *STATIC), marks=pytest.mark.thorough),
         pytest.param("tiny_mixtral", ("system=lru", "device=cpu", "loader=as_ready", *FREE, *STATIC),
                      marks=pytest.mark.thorough),
         pytest.param("tiny_qwen2moe", ("system=lru", "device=cpu", *FREE, *STATIC), marks=pytest.mark.thorough),
@@ -181,9 +216,9 @@ def alone(model: Any, passage: Passage, new_tokens: int) -> tuple[list[int], lis
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:3]),
 )  # fmt: skip
 def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_same_batch(
-    live: Prepare, model: str, overrides: tuple[str, ...]
+    driven: Drive, model: str, overrides: tuple[str, ...]
 ) -> None:
-    driver = driven(live(*overrides, model=model))
+    driver, _ = driven(model, *overrides)
     whole, expected = eager(model), []
     with torch.no_grad():
         for group in (driver._model.passages[:2], driver._model.passages[2:]):
@@ -213,9 +248,9 @@ def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_sam
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:3]),
 )  # fmt: skip
 def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_the_same_batches(
-    live: Prepare, model: str, overrides: tuple[str, ...]
+    driven: Drive, model: str, overrides: tuple[str, ...]
 ) -> None:
-    driver = driven(live(*overrides, model=model))
+    driver, _ = driven(model, *overrides)
     oracle = SideBySide(eager(model), driver._model.passages)
     assert driver.logits is not None
     groups = [step.sequences for step in driver._live.workload.steps if step.decode]
@@ -227,14 +262,15 @@ def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_t
 
 @pytest.mark.parametrize(
     ("model", "batches"),
-    [("tiny_mixtral", CONTINUOUS), ("tiny_switch", STATIC), pytest.param("tiny_qwen2moe", CONTINUOUS,
+    [("tiny_mixtral", CONTINUOUS), pytest.param("tiny_switch", STATIC, marks=pytest.mark.thorough),
+     pytest.param("tiny_qwen2moe", CONTINUOUS,
                                                                          marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
-    live: Prepare, model: str, batches: tuple[str, ...]
+    driven: Drive, model: str, batches: tuple[str, ...]
 ) -> None:
     """To rounding: matrix products of several rows, and of longer caches, may add up in another order."""
-    driver = driven(live("system=lru", *batches, *RAGGED, "live.sequences=4", model=model))
+    driver, _ = driven(model, "system=lru", *batches, *RAGGED, "live.sequences=4")
     whole, said = eager(model), dict[int, list[torch.Tensor]]()
     assert driver.logits is not None
     with_logits = [step for step in driver._live.workload.steps if step.decode or model != "tiny_switch"]
@@ -251,7 +287,7 @@ def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("system=hobbit", *CONTINUOUS, *RAGGED),
+        pytest.param(("system=hobbit", *CONTINUOUS, *RAGGED), marks=pytest.mark.thorough),
         pytest.param(("system=fate", *STATIC, *RAGGED, "budget.resident_share=0.5"), marks=pytest.mark.thorough),
         pytest.param(("system=fate", *CONTINUOUS, "workload.lookahead_norm=renormed", "budget.resident_share=0.5"),
                      marks=pytest.mark.thorough),
@@ -286,12 +322,12 @@ def test_calls_of_batches_get_the_same_answers_over_the_trace_of_what_was_seen(
     assert replay(recorded.log, fresh, seen, steps.asked_ns) is None
 
 
-def test_what_each_sequence_of_a_batch_generates_is_written_when_it_ends(live: Prepare, tmp_path: Path) -> None:
-    driver = driven(live("system=lru", *CONTINUOUS, *RAGGED), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "generated.jsonl").read_text().splitlines()]
+def test_what_each_sequence_of_a_batch_generates_is_written_when_it_ends(driven: Drive) -> None:
+    driver, folder = driven("tiny_mixtral", "system=lru", *CONTINUOUS, *RAGGED, "live.sequences=4")
+    lines = [json.loads(line) for line in (folder / "generated.jsonl").read_text().splitlines()]
     ended = [number for step in driver._live.workload.steps for number in step.ends]
     assert [line["sequence"] for line in lines] == ended
-    assert ended != sorted(ended) or len(ended) == 3
+    assert sorted(ended) == [0, 1, 2, 3]
     for line in lines:
         assert line["tokens"] == driver._model.batch.fed[line["sequence"]]
     trace = driver._live.trace
@@ -316,3 +352,61 @@ def test_batches_that_cannot_be_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=why):
         live_driver(live("system=lru", *overrides, model=model))
+
+
+def composed(trace: Trace, lengths: Sequence[tuple[int, int]], batching: str) -> Workload:
+    prompts = [LivePrompt("code", "eval", *each) for each in lengths]
+    return Workload(blank_trace(trace.header, prompts), split="all", batching=batching, together=2)
+
+
+class Placeless(torch.nn.Module):
+    """A decoder that numbers its tokens itself."""
+
+    config = AutoConfig.for_model("mixtral")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("batching", "lengths", "sliding", "placeless"),
+    [
+        ("static", [(5, 3), (5, 3), (5, 2)], False, False),
+        ("static", [(5, 3), (5, 4)], True, False),
+        ("static", [(4, 3), (5, 3)], False, True),
+        ("continuous", [(5, 3), (5, 4), (5, 4)], True, True),
+        ("sequential", [(4, 3), (5, 4), (5, 4)], False, False),
+    ],
+)
+def test_models_whose_caches_or_positions_cannot_be_put_together_are_refused_where_that_is_needed(
+    bundled_trace: Trace, batching: str, lengths: list[tuple[int, int]], sliding: bool, placeless: bool
+) -> None:
+    workload = composed(bundled_trace, lengths, batching) if batching != "sequential" else None
+    if workload is None:
+        prompts = [LivePrompt("code", "eval", *each) for each in lengths]
+        workload = Workload(blank_trace(bundled_trace.header, prompts), split="all", batching=batching)
+    of_windows = tiny("gpt_oss")
+    for model, is_refused, why in (
+        (of_windows, sliding, "caches DynamicSlidingWindowLayer, which cannot be put together"),
+        (Placeless(), placeless, "takes no position_ids"),
+    ):
+        with pytest.raises(ValueError, match=why) if is_refused else nullcontext():
+            check_batches(model, workload)
+
+
+def test_rows_of_a_blank_trace_are_those_of_the_sequences_to_come(bundled_trace: Trace) -> None:
+    workload = composed(bundled_trace, [(3, 2), (2, 1)], "static")
+    trace = workload.trace
+    assert trace.position.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert trace.step.tolist() == [0, 0, 0, 1, 2, 3, 3, 4]
+    assert trace.phase.tolist() == [PREFILL, PREFILL, PREFILL, DECODE, DECODE, PREFILL, PREFILL, DECODE]
+    assert [(step.sequences, step.rows, step.token) for step in workload.steps] == [
+        ((0, 1), 5, 3), ((0, 1), 2, 4), ((0,), 1, 5),
+    ]  # fmt: skip
+
+
+def test_lengths_of_sequences_are_drawn_from_what_was_asked_for_and_drawn_again_alike() -> None:
+    live = Live(sequences=40, prompt_tokens=[2, 5], new_tokens=7)
+    prompts, new = zip(*live.lengths(), strict=True)
+    assert set(prompts) == {2, 3, 4, 5}
+    assert set(new) == {7}
+    assert live.lengths() == live.lengths()
