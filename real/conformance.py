@@ -234,7 +234,9 @@ class ReplayedDurations:
 
 
 class ReplayEngine(Engine):
-    """The simulator, with a recording's durations for what it computes and moves."""
+    """The simulator, with a recording's durations for what it computes and moves: every computation has its own."""
+
+    is_arithmetic = False
 
     def __init__(self, env: RecordedOrder, controller: Controller, workload: Workload, durations: Any,
                  lengths: Lengths, tie_ns: int) -> None:  # fmt: skip
@@ -244,14 +246,6 @@ class ReplayEngine(Engine):
 
     def _make_links(self) -> Sequence[Link]:
         return [make_link(self, link, self._lengths, self._tie_ns) for link in range(self.controller.route.links)]
-
-    @property
-    def _is_simple(self) -> bool:
-        """Every computation has its own duration, so none is left to arithmetic."""
-        return False
-
-    @_is_simple.setter
-    def _is_simple(self, value: bool) -> None: ...
 
     def _compute(self, key: int, row: int) -> None:
         self._free_ns += self._lengths.compute.get(row, NEVER_NS)

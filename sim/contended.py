@@ -25,6 +25,8 @@ AT_WORK = 1 << 62
 class ContendedEngine(Engine):
     """While the stream stands, ``_free_ns`` is when it became free, or when its host time will be over."""
 
+    is_arithmetic = False
+
     def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
         assert isinstance(durations, ContendedDurations)
@@ -36,10 +38,6 @@ class ContendedEngine(Engine):
 
     def _make_links(self) -> Sequence[ContendedLink]:
         return make_links(self)
-
-    def _prepare_stream(self) -> None:
-        self._is_simple = False
-        super()._prepare_stream()
 
     # ---- the compute stream
 

@@ -1,38 +1,24 @@
 """The simulator: a SimPy driver around the controller.
 
-SimPy is the clock and the event heap; the links (``sim.links``) and the compute stream are callback state machines with
-events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of a union served in
-waves, one where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract
-(docs/design.md section 3) through the priority of ``Environment.schedule``.
+SimPy is the clock and the event heap; the links (``sim.links``) and the compute stream (``sim.stream``) are callback
+state machines with events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of
+a union served in waves, one where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by
+the contract (docs/design.md section 3) through the priority of ``Environment.schedule``.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from sim.alarms import ARRIVAL, CPU_DONE, GATE, NEED_DONE, PREDICTION, SEQUENCE_END, Alarm, Clock
+from sim.alarms import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
 from sim.links import SERVICE, Link, make_link
-from sim.loader import Transfer
-from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, NotedRecord, Record
-from sim.types import SKIP, Outcome, Step
+from sim.record import HOST_TIME, NO_REQUEST, Record
+from sim.stream import Stream
+from sim.types import Step
 from sim.workload import Workload
-
-CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
-
-
-class Group:
-    """Needs that are computed together, in need order, once nothing of them is awaited any more."""
-
-    __slots__ = ("awaited", "keys", "rows")
-
-    def __init__(self, keys: Sequence[int], rows: Sequence[int], awaited: set[int]) -> None:
-        self.keys = keys
-        self.rows = rows  # of their lookups
-        self.awaited = awaited
 
 
 def simulate(controller: Controller, workload: Workload, durations: Durations,
@@ -58,44 +44,31 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
     return engine.record
 
 
-class Engine:
-    """The links, the compute stream and the CPU around one controller."""
+class Engine(Stream):
+    """A run: the links, and the walk through steps and gates, around one controller."""
 
-    # What the common gate uses. Of what is left there must be less than 30: a larger dict makes each call slower.
+    is_arithmetic = True
+    """Whether a need takes what ``durations`` say: common gates then add it up and never ask ``_compute``."""
+
     __slots__ = (
-        "__dict__", "_arrivals", "_awaited", "_cuttable", "_end_ns", "_free_ns", "_gate", "_gate_alarm", "_gates",
-        "_groups", "_idles", "_is_as_ready", "_is_common_step", "_is_simple_step", "_later_lookups", "_lead_ns",
-        "_links", "_one_token_ns", "_only_link", "_polled", "_put", "_releases", "_row", "_schedule", "_site", "_step",
-        "_streams_dense", "_sync_ns", "_units", "_wake_ns", "_walk", "controller", "env", "other_calls",
+        "_cuttable", "_end_ns", "_gate_alarm", "_is_common_step", "_is_simple_step", "_lead_ns", "_links", "_only_link",
+        "_polled", "_put", "_schedule", "_site", "_step", "_streams_dense", "_sync_ns", "_walk",
     )  # fmt: skip
 
     def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
                  progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        self.env, self.controller, self.workload, self.durations = env, controller, workload, durations
+        super().__init__(env, controller, workload, durations)
+        self.workload = workload
         self._put = env.put
-        record = NotedRecord()
-        self.record: Record = record
-        self._notes = record.notes
         self.services: list[int] = []
-        self.other_calls = self._notes.other_ns
-        self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
-        self._wait = controller.loader.wait
-        self._is_as_ready = self._wait == "as_ready"
-        geometry, host = controller.geometry, durations.host
-        self._units = geometry.units
-        self._sync_ns, self._issue_ns, self._wake_ns, self._post_ns = (
-            host.sync_ns, host.issue_ns, host.wake_ns, host.post_ns)  # fmt: skip
-        self._reroutes = controller.selector.reroutes
-        # By key // units, which is precision * sites + site.
-        self._one_token_ns = [durations.expert_ns(p, site, 1)
-                              for p in range(len(geometry.precisions)) for site in range(geometry.sites)]  # fmt: skip
+        host, loader, selector = durations.host, controller.loader, controller.selector
+        self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
         # A constant selector never skips: what waits for nothing is all there, and computed one after another; and the
         # needs of one row always fit.
-        loader = controller.loader
         self._is_simple = (
-            len(geometry.precisions) == 1 and controller.selector.constant is not None
+            self.is_arithmetic and len(controller.geometry.precisions) == 1 and selector.constant is not None
             and controller.placement.constant is not None and not any(vars(host).values())
             and not controller.predicts_later and not loader.dense_slots and not loader.staging_slots
             and loader.replay_unit == "union"
@@ -106,36 +79,20 @@ class Engine:
         self._cuttable = [(link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
-        self._prepare_stream()
+        self._prepare_steps()
 
     def _make_links(self) -> Sequence[Link]:
         return [make_link(self, index) for index in range(self.controller.route.links)]
 
-    def _prepare_stream(self) -> None:
-        self._gate = self.workload.gate()
+    def _prepare_steps(self) -> None:
         self._schedule = self.workload.start()
         self._gate_alarm = Alarm(self.env, self._on_gate)
         self._end_alarm = Alarm(self.env, self._on_step_end)
-        self._release_alarm = Alarm(self.env, self._on_need_done)
-        self._cpu_alarm = Alarm(self.env, self._on_cpu_done)
-        self._awaited = self.awaited
-        self._groups: deque[Group] = deque()  # wait_all, in_order: in the order of their computation
-        self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
-        self._release_is_set = False
-        self._cpu: deque[tuple[int, int, int]] = deque()  # (end, key, row) of what the CPU computes
-        self._cpu_free_ns = 0
-        self._cpu_submissions = 0
         geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
         self._streams_dense = ahead > 0
         # Dense blocks that are there, where they are streamed; and the one that the stream waits for.
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
-        self._free_ns = 0  # when the compute stream is through with what it was given
-        self._row = 0  # lookups so far
-        # Flat: one append a gate, or an idle interval.
-        self._gates: list[int] = []  # time, first row
-        self._idles: list[int] = []  # from, to, cause
-        self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
         self._step: Step | None = None
         self._go_on(0)
 
@@ -161,18 +118,6 @@ class Engine:
         for link, demands, issues_ahead in self._cuttable:
             if demands or link.cut_at or issues_ahead:
                 link.consider_cut(now)
-
-    def _idle(self, until_ns: int, cause: int) -> None:
-        """The compute stream has nothing to do from when it was free until then."""
-        self._idles += (self._free_ns, until_ns, cause)
-        self._free_ns = until_ns
-
-    def _wake(self, now: int, cause: int) -> None:
-        """Something has come that the stream stood idle for, if it did."""
-        if now > self._free_ns:
-            self._idle(now, cause)
-            if self._wake_ns:
-                self._idle(now + self._wake_ns, HOST_TIME)
 
     # ---- steps and sequences
 
@@ -305,7 +250,7 @@ class Engine:
             if waits is not None:
                 count -= len(waits)
                 for key in waits:
-                    self._awaited[key] = first + controller.admitted.index(key)
+                    self.awaited[key] = first + controller.admitted.index(key)
             free = self._free_ns = now + count * self._one_token_ns[self._site]
             link = self._only_link
             if link is None:
@@ -339,143 +284,15 @@ class Engine:
         self.controller.prediction_ready(tick)
         self.settle(now)
 
-    def _take(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
-        """Set to work what an admission found (its first lookup is ``row``), and poll."""
-        left_out = self._line_up(outcomes, waits, row, now)
-        self.settle(now)
-        for key in left_out:
-            # What the placement leaves out is over at once; others may wait for its place.
-            if self.controller.waiting:
-                self._release(key, now)
-
-    def _line_up(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> list[int]:
-        """Give the needs of an admission to the stream and the CPU; the keys that are not computed at all."""
-        awaited = self._awaited
-        waits = waits or {}
-        keys: list[int] = []
-        rows: list[int] = []
-        left_out: list[int] = []
-        for key, outcome in zip(self.controller.admitted, outcomes, strict=True):
-            if outcome == CPU:
-                self._submit(key, row, now)
-            elif key == SKIP:
-                pass
-            elif outcome != NOT_COMPUTED:
-                keys.append(key)
-                rows.append(row)
-                if key in waits:
-                    awaited[key] = row
-            else:
-                left_out.append(key)
-            row += 1
-        if self._is_as_ready:
-            for key, of in zip(keys, rows, strict=True):
-                if key not in waits:
-                    self._compute(key, of)
-        elif self._wait == "wait_all":
-            self._groups.append(Group(keys, rows, set(waits)))
-        else:
-            self._groups += [Group((key,), (of,), {key} & waits.keys()) for key, of in zip(keys, rows, strict=True)]
-        self._compute_groups()
-        if self._releases:
-            self._set_release(now)
-        return left_out
-
-    def _compute_groups(self) -> None:
-        """Groups are computed in order, so a complete one may wait for the one before it."""
-        while self._groups and not self._groups[0].awaited:
-            group = self._groups.popleft()
-            for key, row in zip(group.keys, group.rows, strict=True):
-                self._compute(key, row)
-
-    def _compute(self, key: int, row: int) -> None:
-        tokens, index = self._tokens(row), key // self._units
-        if tokens == 1:
-            self._free_ns += self._one_token_ns[index]
-        else:
-            precision, site = divmod(index, self.controller.geometry.sites)
-            self._free_ns += self.durations.expert_ns(precision, site, tokens)
-        if self.controller.waiting:
-            self._releases.append((self._free_ns, key))
-
-    def _tokens(self, row: int) -> int:
-        """For how many rows of the current gate the need of this lookup is computed."""
-        if self._reroutes:
-            return self.controller.lookup_tokens[row]
-        return self._gate.tokens[row - self._gates[-1]]
-
-    def _set_release(self, now: int) -> None:
-        if not self._release_is_set:
-            self._release_is_set = True
-            self._release_alarm.set(self._releases[0][0], NEED_DONE)
-
-    def _on_need_done(self, alarm: Alarm) -> None:
-        now = alarm.at_ns
-        self._release_is_set = False
-        # A result of the CPU may have let the last needs in since the alarm was set.
-        if self._releases and self._releases[0][0] == now:
-            self._release(self._releases.popleft()[1], now)
-            self._end_site_if_done(now)
-        elif self._releases:
-            self._set_release(now)
-
-    def _release(self, key: int, now: int) -> None:
-        """A need of a union served in waves has been computed: let the next ones in."""
-        controller = self.controller
-        self.other_calls.append(now)
-        outcomes, waits = controller.need_done(key)
-        if not controller.waiting:
-            self._releases.clear()
-        row = self._row
-        self._row += len(outcomes)
-        self._later_lookups.append((row, self._row, now))
-        self._take(outcomes, waits, row, now)
-
-    def _end_site_if_done(self, now: int) -> None:
-        if not (self._awaited or self._cpu or self.controller.waiting):
-            self._end_site(now)
-
-    # ---- the CPU
-
-    def _submit(self, key: int, row: int, now: int) -> None:
-        """Have a need computed on the CPU, after those it has been given before."""
-        precision, site = divmod(key // self._units, self.controller.geometry.sites)
-        duration = self.durations.cpu_ns(precision, site, self._tokens(row))
-        self._cpu_free_ns = max(now, self._cpu_free_ns) + duration
-        self._cpu.append((self._cpu_free_ns, key, row))
-        if len(self._cpu) == 1:
-            self._set_cpu(now)
-
-    def _set_cpu(self, now: int) -> None:
-        self._cpu_submissions += 1
-        self._cpu_alarm.set(self._cpu[0][0], CPU_DONE + self._cpu_submissions)
-
-    def _on_cpu_done(self, alarm: Alarm) -> None:
-        now, controller = alarm.at_ns, self.controller
-        _, key, row = self._cpu.popleft()
-        if self._cpu:
-            self._set_cpu(now)
-        self._arrivals.append((row, now))
-        self.other_calls.append(now)
-        controller.cpu_done(key)
-        if controller.waiting:
-            self._wake(now, CPU_RESULT)
-            self._release(key, now)
-        else:
-            self.settle(now)
-            if not (self._awaited or self._cpu):
-                self._wake(now, CPU_RESULT)
-        self._end_site_if_done(now)
-
     # ---- arrivals
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device; perhaps a need, or the stream, waits for it."""
-        if key not in self._awaited:
+        if key not in self.awaited:
             if self._streams_dense and self.controller.issued[number].dense:
                 self._take_block(key, number, now)
             return
-        row = self._awaited.pop(key)
+        row = self.awaited.pop(key)
         self._arrivals.append((row, now))
         if self._is_common_step:
             free = self._free_ns
@@ -483,7 +300,7 @@ class Engine:
                 self._idles += (free, now, number)
                 free = now
             free = self._free_ns = free + self._one_token_ns[self._site]
-            if not self._awaited:
+            if not self.awaited:
                 self._pass_on(free, now)
             return
         if now > self._free_ns or self._groups:

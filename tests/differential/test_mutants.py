@@ -18,7 +18,7 @@ from differential.mutants import Plant, always, batched, nothing, replaced, swit
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
-from sim import engine, links
+from sim import engine, links, stream
 from sim.alarms import TRANSFER_END
 from sim.contended_links import ContendedLink
 from sim.contest import Contest
@@ -114,7 +114,7 @@ MUTANTS = {
     "rest of a partial move forgotten": Mutant(replaced(Transfer, "rest_bytes", always(0)), "partial"),  # 1
     "dense blocks behind prefetches": Mutant(mutants.dense_behind_prefetches, "dense"),  # 27
     "one size for every site": Mutant(replaced(Geometry, "key_bytes", property(mutants.one_size)), "site_bytes"),  # 1
-    "CPU results before transfer ends": Mutant(replaced(engine, "CPU_DONE", EARLY), "cpu", ties=True),  # 40
+    "CPU results before transfer ends": Mutant(replaced(stream, "CPU_DONE", EARLY), "cpu", ties=True),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
     "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1
     "slots claimed at issue": Mutant(switched(slot_claim="issue"), "claim_at_queue"),  # 1

@@ -29,7 +29,8 @@ LAYERS = (
      "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired", "bound_problem", "relaxation", "breakeven"},
-    {"alarms", "contest", "contended", "contended_links", "links", "engine",
+    {"alarms", "contest", "contended", "contended_links", "links", "stream",
+     "engine",
      "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
      "real.threads", "real.timers", "real.kernels", "real.machine"},
     {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
@@ -56,7 +57,7 @@ TOP = {
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
-CLOCKED = ("sim.alarms", "sim.contended", "sim.contended_links", "sim.contest", "sim.engine", "sim.links")
+CLOCKED = ("sim.alarms", "sim.contended", "sim.contended_links", "sim.contest", "sim.engine", "sim.links", "sim.stream")
 """Who knows simpy's clock."""
 CORE = ("claims", "controller", "loader", "policies", "prefetches", "ram", "slots", "staging", "transfers", "types",
         "units")  # fmt: skip
