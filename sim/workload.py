@@ -21,14 +21,12 @@ from sim.gate_inputs import GateInputs
 from sim.gates import RoutedChoice, StepGate
 from sim.lengths import Lengths, cut_rows
 from sim.policies.base import FloatArray, IntArray
-from sim.trace import DECODE, Trace, TraceSequence
+from sim.trace import DECODE, Trace
 from sim.types import Step
-from sim.units import require_number
+from sim.workload_choice import check_batching, check_lookahead, chosen_sequences
 
-__all__ = ["BATCHINGS", "SPLITS", "Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
+__all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
 
-BATCHINGS = ("recorded", "sequential", "static", "continuous")
-SPLITS = ("fit", "eval", "all")
 GROWING = ("row", "chosen", "scores", "forecasts", "needs", "gate_step", "gate_site", "num_gates", "_first_gates",
            "_places")  # fmt: skip
 """What is computed from the steps there are, and anew once there are more."""
@@ -97,11 +95,11 @@ class Workload:
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
         self.lengths = lengths or Lengths()
-        _check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
-        _check_lookahead(trace, lookahead, norm)
+        check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
+        check_lookahead(trace, lookahead, norm)
         # Padding stands beside other sequences: where steps are composed there is none.
         takes_part = trace.valid | (batching == "recorded")
-        chosen = _chosen(trace, split, exclude, trace.sequence[takes_part])
+        chosen = chosen_sequences(trace, split, exclude, trace.sequence[takes_part])
         self.sequences = self.lengths.fit(trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen)
         self.sequences = self.sequences[:max_sequences]
         self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
@@ -370,66 +368,6 @@ class Workload:
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
-
-
-def _check_batching(batching: str, together: int, prefill_chunk: int | None, arrivals_per_s: float | None,
-                    arrivals: Sequence[int] | None, lengths: Lengths) -> None:  # fmt: skip
-    if batching not in BATCHINGS:
-        raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
-    require_number("workload.together", together, minimum=1, whole=True)
-    if batching == "sequential" and together != 1:
-        raise ValueError(
-            f"workload.together={together} does not go with workload.batching=sequential, which runs one sequence at a "
-            f"time; choose workload.batching=static or continuous"
-        )
-    if batching != "recorded":
-        return
-    given = {"together": together if together != 1 else None, "prefill_chunk": prefill_chunk,
-             "arrivals_per_s": arrivals_per_s, "arrivals": arrivals, "prompt_tokens": lengths.prompt_tokens,
-             "decode_tokens": lengths.decode_tokens}  # fmt: skip
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"workload.{name}={value} does not go with workload.batching=recorded, which keeps the trace's steps; "
-                f"choose workload.batching=sequential, static or continuous"
-            )
-
-
-def _check_lookahead(trace: Trace, depth: int, norm: str) -> None:
-    have, name = trace.header.lookahead, trace.header.name
-    if depth == 0:
-        return
-    if have is None or have.depth < depth:
-        raise ValueError(
-            f"trace {name} records lookahead for {have.depth if have else 0} sites, but the predictor needs {depth}; "
-            f"capture with lookahead={depth}, or choose predictor=none or fewer predictor.sites"
-        )
-    if norm not in have.norms:
-        raise ValueError(
-            f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}; set workload.lookahead_norm to "
-            f"one of these, or capture the trace anew"
-        )
-    if not trace.lookahead:
-        raise ValueError(f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])")
-
-
-def _chosen(trace: Trace, split: str, exclude: Sequence[str], rows: NDArray[np.int32]) -> tuple[TraceSequence, ...]:
-    """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can take part."""
-    name = trace.header.name
-    if split not in SPLITS:
-        raise ValueError(f"unknown trace.split={split}; allowed: {', '.join(SPLITS)}")
-    known = sorted({flag for sequence in trace.header.sequences for flag in sequence.flags})
-    if unknown := [flag for flag in exclude if flag not in known]:
-        raise ValueError(
-            f"trace.exclude names {', '.join(unknown)}, but the sequences of trace {name} have the flags "
-            f"{', '.join(known) or '(none)'}; leave it out, or name one of these"
-        )
-    present = set(np.unique(rows).tolist())
-    chosen = [s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present]
-    chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)]
-    if not chosen:
-        raise ValueError(f"trace {name} has no sequences for split={split} without flags {list(exclude)}")
-    return tuple(chosen)
 
 
 def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:

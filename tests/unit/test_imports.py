@@ -20,7 +20,7 @@ LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
      "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
-     "lengths", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
+     "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
      "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",
