@@ -36,6 +36,7 @@ from capture.synthesize import Request, synthesize_like
 from sim.build import ROOT, build
 from sim.execute import execute
 from sim.latency import decode_time_and_tokens
+from sim.sections import words_of
 from sim.trace import Trace
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
@@ -295,11 +296,7 @@ def report(case: Case, fit: Fit, rows: Sequence[Row], wrong: Sequence[str]) -> s
 def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
     """Trace directories, sequences of each split and tokens; raise ValueError for the first argument that is wrong."""
     given = {"traces": str(BUNDLED), "sequences": "32", "tokens": "64"}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in given or not text:
-            raise ValueError(f"{argument!r} is not one of the known key=value; known keys: {', '.join(given)}")
-        given[key] = text
+    given |= words_of(arguments, given, f"is not one of the known key=value; known keys: {', '.join(given)}")
     counts = []
     for key in ("sequences", "tokens"):
         if not given[key].isdigit() or int(given[key]) < 2:

@@ -29,7 +29,7 @@ from sim.configure import configure
 from sim.costs import Roofline
 from sim.hardware import Hardware
 from sim.model import PRECISIONS, Model
-from sim.sections import make_object
+from sim.sections import make_object, words_of
 from sim.types import Step
 from sim.units import GB, NS_PER_MS
 
@@ -84,12 +84,7 @@ class LinkFit:
 
 def parse(arguments: Sequence[str]) -> Request:
     """Raise ValueError for the first word that is wrong."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if key not in WORDS or not equals or not text:
-            raise ValueError(f"{argument!r} is no key=value of: {', '.join(WORDS)}")
-        given[key] = text
+    given = words_of(arguments, WORDS, f"is no key=value of: {', '.join(WORDS)}")
     if missing := [key for key in NEEDED if key not in given]:
         raise ValueError(f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default")
     columns: dict[str, str] = {}

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sim.model import PRECISIONS, Model
 from sim.model_config import config_text, model_from_config, read_config
+from sim.sections import words_of
 from sim.units import GIB
 
 WORDS = ("from", "name", "output")
@@ -22,12 +23,7 @@ WORDS = ("from", "name", "output")
 
 def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
     """The configuration's path, the model's name and where to write it. Raise ValueError for the first wrong word."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if key not in WORDS or not equals or not text:
-            raise ValueError(f"{argument!r} is none of from=config.json, name=NAME, output=FILE")
-        given[key] = text
+    given = words_of(arguments, WORDS, "is none of from=config.json, name=NAME, output=FILE")
     if "from" not in given:
         raise ValueError("missing from=config.json (of a transformers model); python -m sim list models has the others")
     path = Path(given["from"])

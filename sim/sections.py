@@ -1,13 +1,29 @@
-"""From the plain values of a configuration to objects, with a refusal that names the key of what no object can take."""
+"""From the words of a command to values, and from the plain values of a configuration to objects, with a refusal that
+names what nothing can take.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+
+def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> dict[str, str]:
+    """What KEY=VALUE words give, by key; the last of several counts.
+
+    Raise ValueError, the word and ``refusal``, for the first that is none, has no value, or whose key is not known.
+    """
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not text or key not in known:
+            raise ValueError(f"{argument!r} {refusal}")
+        given[key] = text
+    return given
 
 
 def make_object(node: Any, place: str = "") -> Any:

@@ -26,6 +26,7 @@ from real.suite.bundle import CARRIED, bundle
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
+from sim.sections import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")
@@ -49,7 +50,7 @@ class Asked:
 
 def parse(arguments: Sequence[str]) -> Asked:
     """Raise ValueError for the first word that is wrong."""
-    given = words_of(arguments, ("device", "size", "output", "archive", "pieces", "again", "minutes"))
+    given = _words_of(arguments, "device", "size", "output", "archive", "pieces", "again", "minutes")
     device = given.get("device", "cuda")
     if device not in DEVICES:
         raise ValueError(f"device={device}; allowed: {', '.join(DEVICES)}")
@@ -70,15 +71,8 @@ def parse(arguments: Sequence[str]) -> Asked:
     return Asked(device, size, Path(given["output"]) if "output" in given else None, archive, pieces, again, minutes)
 
 
-def words_of(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE words. Raise ValueError for one that is none, or unknown."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not text or key not in known:
-            raise ValueError(f"{argument!r} is no KEY=VALUE of {', '.join(known)}")
-        given[key] = text
-    return given
+def _words_of(arguments: Sequence[str], *known: str) -> dict[str, str]:
+    return words_of(arguments, known, f"is no KEY=VALUE of {', '.join(known)}")
 
 
 def folder_of(device: str) -> Path:
@@ -125,14 +119,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tell_missing(arguments: Sequence[str]) -> int:
-    device = words_of(arguments, ("device",)).get("device", "cuda")
+    device = _words_of(arguments, "device").get("device", "cuda")
     found = missing(device)
     print(advice(found) if found else f"nothing is missing for device={device}: {', '.join(NEEDED)}")
     return 1 if found else 0
 
 
 def _pack(arguments: Sequence[str]) -> int:
-    given = words_of(arguments, ("modules", "output"))
+    given = _words_of(arguments, "modules", "output")
     if set(given) != {"modules", "output"}:
         raise ValueError("pack needs modules=A,B and output=FILE")
     size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
