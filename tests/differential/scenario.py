@@ -1,4 +1,4 @@
-"""Random scenarios. What a scenario is made of stands in `scenario_data`, and can be had from here, too."""
+"""Random scenarios. What one is made of stands in `scenario_data`, `scenario_steps`, and can be had from here, too."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from differential.scenario_data import (
     CACHES,
     LAYOUTS,
     SKIP,
-    Batching,
     Cache,
     CacheName,
     Fixed,
-    Forecast,
     Host,
     Key,
     Link,
     Loader,
-    Need,
     Place,
     Placement,
     PoolSpec,
-    Prediction,
     RamTier,
-    Request,
     Reroute,
     Rivalry,
+    Scenario,
+    Thresholds,
+)
+from differential.scenario_steps import (
+    Batching,
+    Forecast,
+    Need,
+    Prediction,
+    Request,
     Routed,
     Row,
-    Scenario,
     Step,
-    Thresholds,
     scored,
     union,
     union_forecast,

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 
-from differential import mutants, production_rows, reference
+from differential import engine_mutants, mutants, production_rows, reference
 from differential.mutants import Plant, always, batched, nothing, replaced, switched
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
@@ -95,16 +95,16 @@ MUTANTS = {
     "masks ignored": Mutant(mutants.masks_ignored),  # 1
     "recency at arrival": Mutant(mutants.recency_at_arrival, change=lru_at_every_site),  # 1
     "waves admitted early": Mutant(mutants.waves_admitted_early),  # 7
-    "half the rate alone": Mutant(mutants.half_rate_alone, "engines"),  # 1
+    "half the rate alone": Mutant(engine_mutants.half_rate_alone, "engines"),  # 1
     "latency draws bandwidth": Mutant(replaced(SharedLink, "_latency_ns", always(0)), "engines"),  # 1
     "forecasts evicted by demands": Mutant(switched(demand_evicts="masked_last"), "spared_forecasts"),  # 1
     "urgency lost on the way": Mutant(replaced(Transfer, "urgent", always(False)), "two_hops"),  # 5
-    "hops behind prefetches": Mutant(mutants.hops_behind_prefetches, "three_hops"),  # 37
-    "cut-through stores and forwards": Mutant(mutants.stored_and_forwarded, "cut_through"),  # 1
-    "head of a slow link handed on at once": Mutant(mutants.head_of_a_slow_link, "cut_through"),  # 1
+    "hops behind prefetches": Mutant(engine_mutants.hops_behind_prefetches, "three_hops"),  # 37
+    "cut-through stores and forwards": Mutant(engine_mutants.stored_and_forwarded, "cut_through"),  # 1
+    "head of a slow link handed on at once": Mutant(engine_mutants.head_of_a_slow_link, "cut_through"),  # 1
     "RAM pins ignored": Mutant(mutants.ram_pins_ignored, "ram_tier"),  # 5
     "cut for a demand without a slot": Mutant(replaced(Controller, "_could_claim", lambda *_: True), "chunks"),  # 7
-    "late prefetches give way": Mutant(mutants.late_prefetches_give_way, "chunks"),  # 1
+    "late prefetches give way": Mutant(engine_mutants.late_prefetches_give_way, "chunks"),  # 1
     "chunk ends after a submission": Mutant(replaced(links, "bisect_right", bisect_left), "chunks", ties=True),  # 4
     "write-back forgotten": Mutant(switched(write_back=False), "write_back"),  # 1
     "exchange moves bytes": Mutant(mutants.exchange_moves_bytes, "staging"),  # 1
@@ -112,22 +112,24 @@ MUTANTS = {
     "refused demands enter": Mutant(mutants.refused_demands_enter, "refusals"),  # 1
     "partial moves hit later": Mutant(mutants.partial_moves_hit_later, "partial"),  # 1
     "rest of a partial move forgotten": Mutant(replaced(Transfer, "rest_bytes", always(0)), "partial"),  # 1
-    "dense blocks behind prefetches": Mutant(mutants.dense_behind_prefetches, "dense"),  # 27
+    "dense blocks behind prefetches": Mutant(engine_mutants.dense_behind_prefetches, "dense"),  # 27
     "one size for every site": Mutant(replaced(Geometry, "key_bytes", property(mutants.one_size)), "site_bytes"),  # 1
     "CPU results before transfer ends": Mutant(replaced(stream, "CPU_DONE", EARLY), "cpu", ties=True),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
     "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1
     "slots claimed at issue": Mutant(switched(slot_claim="issue"), "claim_at_queue"),  # 1
     "two accesses at a time": Mutant(mutants.two_at_a_time, "per_access"),  # 1
-    "waking from no sleep": Mutant(mutants.waking_from_no_sleep, "host", ties=True),  # 8
-    "predictions at once": Mutant(mutants.predictions_at_once, "prediction_latency"),  # 1
-    "predictions of the past": Mutant(mutants.predictions_of_the_past, "prediction_latency"),  # 2
+    "waking from no sleep": Mutant(engine_mutants.waking_from_no_sleep, "host", ties=True),  # 8
+    "predictions at once": Mutant(engine_mutants.predictions_at_once, "prediction_latency"),  # 1
+    "predictions of the past": Mutant(engine_mutants.predictions_of_the_past, "prediction_latency"),  # 2
     "needs computed as they come": Mutant(switched(wait="as_ready"), "in_order"),  # 1
-    "sequences not told": Mutant(mutants.sequences_not_told, "many_sequences"),  # 11
+    "sequences not told": Mutant(engine_mutants.sequences_not_told, "many_sequences"),  # 11
     "a group filled up": Mutant(batched(batching="continuous"), "static"),  # 1
     "batches that wait for the last": Mutant(batched(batching="static"), "continuous"),  # 4
-    "chunks for each prompt": Mutant(mutants.chunks_for_each_prompt, "prefill_chunk"),  # 1
-    "arrivals after composing": Mutant(mutants.arrivals_after_composing, "arrivals", change=arriving_at_ends),  # 2
+    "chunks for each prompt": Mutant(engine_mutants.chunks_for_each_prompt, "prefill_chunk"),  # 1
+    "arrivals after composing": Mutant(
+        engine_mutants.arrivals_after_composing, "arrivals", change=arriving_at_ends
+    ),  # 2
     "recency by need order": Mutant(replaced(LRU, "_by_last_row", lambda lru, keys, gate: keys), "recency_rows"),  # 1
     "rows of what joins forgotten": Mutant(mutants.served_otherwise(mutants.own_rows), "reroute"),  # 1
     "one expert asked for twice": Mutant(mutants.served_otherwise(mutants.nobody_joins), "reroute"),  # 1
@@ -135,14 +137,14 @@ MUTANTS = {
         replaced(Controller, "foreseen", property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1])),
         "forecast_routes",
     ),  # 1
-    "compute leaves a link alone": Mutant(mutants.links_left_alone, "rivals"),  # 2
-    "a latency holds others up": Mutant(mutants.latencies_draw, "rivals"),  # 2
-    "a pace kept until the end": Mutant(mutants.paces_kept, "rivals"),  # 2
-    "every engine alone": Mutant(mutants.every_engine_alone, "engines among rivals"),  # 1
+    "compute leaves a link alone": Mutant(engine_mutants.links_left_alone, "rivals"),  # 2
+    "a latency holds others up": Mutant(engine_mutants.latencies_draw, "rivals"),  # 2
+    "a pace kept until the end": Mutant(engine_mutants.paces_kept, "rivals"),  # 2
+    "every engine alone": Mutant(engine_mutants.every_engine_alone, "engines among rivals"),  # 1
     "a link overtakes the one before": Mutant(
         replaced(ContendedLink, "_on_overtaking", lambda *_: None), "cut_through among rivals"
     ),  # 1
-    "chunks by the clock": Mutant(mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
+    "chunks by the clock": Mutant(engine_mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
     "what was done before forgotten": Mutant(replaced(Contest, "_settle", lambda contest, now: None), "rivals"),  # 1
 }
 

@@ -1,0 +1,214 @@
+"""Defects that can be planted in what moves and computes: links, steps, the stream, and who holds up whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from sim.batching import Batcher, Part
+from sim.contention import Contention
+from sim.contest import Contest, Draw
+from sim.controller import Controller
+from sim.engine import Engine
+from sim.links import Link, SharedLink
+from sim.loader import Transfer
+
+Patch = pytest.MonkeyPatch
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+class Full(list[Any]):
+    """As many engines as there are seem to draw bandwidth, if one does."""
+
+    engines = 0
+
+    def __len__(self) -> int:
+        return self.engines if super().__len__() else 0
+
+
+def half_rate_alone(patch: Patch) -> None:
+    """An engine has its share of the link, and no more where the others stand idle."""
+    drawing = SharedLink._drawing
+
+    def mutant(self: SharedLink, now: int) -> list[Any]:
+        full = Full(drawing(self, now))
+        full.engines = self._engines
+        return full
+
+    patch.setattr(SharedLink, "_drawing", mutant)
+
+
+def head_of_a_slow_link(patch: Patch) -> None:
+    """A head is handed on at once, though the next link will starve."""
+
+    def mutant(self: Link, transfer: Transfer) -> int:
+        head = self.controller.route.head_bytes[self.index]
+        return self._durations.hop_ns(self.index, min(head, transfer.left_bytes))
+
+    patch.setattr(Link, "_head_ns", mutant)
+
+
+def stored_and_forwarded(patch: Patch) -> None:
+    """A head means nothing: the next link begins when this one has ended."""
+
+    def mutant(self: Controller, link: int, transfer: Transfer) -> None:
+        self.calls += 1
+
+    patch.setattr(Controller, "head_done", mutant)
+
+
+def hops_behind_prefetches(patch: Patch) -> None:
+    """A demand's later hops stand with the prefetches."""
+    queue = Controller._queue_again
+
+    def mutant(self: Controller, transfer: Transfer, link: int) -> None:
+        queue(self, transfer, link)
+        if not transfer.prefetch:
+            self._prefetches[link].append(self._demands[link].pop())
+
+    patch.setattr(Controller, "_queue_again", mutant)
+
+
+def late_prefetches_give_way(patch: Patch) -> None:
+    """A prefetch in service is cut though a need waits for it."""
+    cut = Controller.cut
+
+    def mutant(self: Controller, link: int) -> bool:
+        serving = self._on_link[link][0] if self._on_link[link] else Transfer(-1, False, 0, 0)
+        awaited, serving.awaited = serving.awaited, False
+        answer = cut(self, link)
+        serving.awaited = awaited
+        return answer
+
+    patch.setattr(Controller, "cut", mutant)
+
+
+def dense_behind_prefetches(patch: Patch) -> None:
+    stream = Controller._stream_dense
+
+    def mutant(self: Controller, site: int) -> None:
+        stream(self, site)
+        self._prefetches[0].append(self._demands[0].pop())
+
+    patch.setattr(Controller, "_stream_dense", mutant)
+
+
+# ---- predictions, steps and the stream -------------------------------------------------------------------------------
+
+
+def predictions_at_once(patch: Patch) -> None:
+    """A prediction takes effect at its gate, however long it takes."""
+    init: Callable[..., None] = Controller.__init__
+
+    def mutant(self: Controller, *parts: Any, **options: Any) -> None:
+        init(self, *parts, **options | {"predicts_later": False})
+
+    patch.setattr(Controller, "__init__", mutant)
+
+
+def predictions_of_the_past(patch: Patch) -> None:
+    """A prediction takes effect for sites that have had their gate, too."""
+    ready = Controller.prediction_ready
+
+    def mutant(self: Controller, tick: int) -> None:
+        self._gate_call_of = [0] * self.geometry.sites
+        ready(self, tick)
+
+    patch.setattr(Controller, "prediction_ready", mutant)
+
+
+def arrivals_after_composing(patch: Patch) -> None:
+    """What arrives at the instant at which a step is composed is not in it."""
+    following = Batcher.next
+
+    def mutant(self: Batcher, now_ns: int) -> tuple[Part, ...] | int | None:
+        found = following(self, now_ns - 1)
+        return following(self, now_ns) if isinstance(found, int) and found <= now_ns else found
+
+    patch.setattr(Batcher, "next", mutant)
+
+
+def chunks_for_each_prompt(patch: Patch) -> None:
+    """``prefill_chunk`` is the room of one prompt, not of the step."""
+
+    def mutant(self: Batcher, running: Sequence[Any]) -> Iterator[Part]:
+        for turn in running:
+            if turn.prompt_left > 0:
+                yield turn.take(min(self.prefill_chunk or turn.prompt_left, turn.prompt_left), False)
+            elif self.prefill_chunk is not None and self.batching == "continuous":
+                yield turn.take(1, True)
+
+    patch.setattr(Batcher, "_prefill", mutant)
+
+
+def sequences_not_told(patch: Patch) -> None:
+    def mutant(self: Controller, sequence: int) -> None:
+        self.calls += 1
+
+    patch.setattr(Controller, "begin_sequence", mutant)
+
+
+def waking_from_no_sleep(patch: Patch) -> None:
+    """The host takes its time to go on though the stream did not stand idle."""
+    wake = Engine._wake
+
+    def mutant(self: Engine, now: int, cause: int) -> None:
+        if now == self._free_ns:
+            self._free_ns = now + self._wake_ns
+        wake(self, now, cause)
+
+    patch.setattr(Engine, "_wake", mutant)
+
+
+# ---- who holds up whom -----------------------------------------------------------------------------------------------
+
+
+def links_left_alone(patch: Patch) -> None:
+    """Only the memory is shared."""
+    init: Callable[..., None] = Contention.__init__
+
+    def mutant(self: Contention, overlapped: Sequence[float], *rest: Any) -> None:
+        init(self, [1.0] * len(overlapped), *rest)
+
+    patch.setattr(Contention, "__init__", mutant)
+
+
+def latencies_draw(patch: Patch) -> None:
+    """All of a service and of a CPU's need is work."""
+    begin: Callable[..., Draw] = Contest.begin
+
+    def mutant(self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any) -> Draw:
+        return begin(self, party, now, 0, latency_ns + work_ns, *rest)
+
+    patch.setattr(Contest, "begin", mutant)
+
+
+def paces_kept(patch: Patch) -> None:
+    """Who has begun goes on as it began."""
+    paces: Callable[..., None] = Contest._set_paces
+
+    def mutant(self: Contest, now: int) -> None:
+        everybody = self._draws
+        self._draws = {draw: None for draw in everybody if not draw.pace}
+        paces(self, now)
+        self._draws = everybody
+
+    patch.setattr(Contest, "_set_paces", mutant)
+
+
+def every_engine_alone(patch: Patch) -> None:
+    """An engine has all of its link's pace, whoever serves beside it."""
+    patch.setattr("sim.contest.Counter", lambda parties: dict.fromkeys(parties, 1))
+
+
+def chunks_by_the_clock(patch: Patch) -> None:
+    """A chunk ends when it would end if nobody held it up."""
+
+    def mutant(contest: Contest, draw: Draw, now: int) -> int:
+        return now - draw.begins_ns
+
+    patch.setattr(Contest, "done_ns", mutant)
