@@ -12,7 +12,7 @@ from sim.build import load_trace
 from sim.lengths import Lengths
 from sim.trace import DECODE, PREFILL, Trace
 from sim.workload import Workload
-from unit.sim import test_workload_batching as composed
+from unit.sim import composed
 
 BUNDLED = "capture/assets/traces/tiny_mixtral"
 
