@@ -1,4 +1,4 @@
-"""The CPU device: real bytes in the controller's slots, decisions that repeat, and faults that are told and end.
+"""The CPU device: real bytes in the controller's slots, and decisions that repeat.
 
 Oracles: the store's own bytes; a fresh controller that hears the same calls; the simulator that replays the durations.
 """
@@ -6,96 +6,26 @@ Oracles: the store's own bytes; a fresh controller that hears the same calls; th
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from capture.settings import Settings
 from real.conformance import NonconformanceError, conform
 from real.cpu import CpuDevice
-from real.driver import drive
-from real.prepare import Prepared, prepare_replay, read_request
 from real.reading import read_whole
 from real.recording import record_run
-from real.settings import Engine
 from real.slots import SlotMemory
-from real.store import Store, StoreError
-from real.weightless import skeleton
-from sim.build import ROOT, build
+from sim.build import build
 from sim.calls import replay
 from sim.policies.payloads import WholeLayer
 from sim.run import Run
-from sim.slots import UNUSED
 from sim.trace import Trace
+from unit.real.cpu_runs import FREE, NVME, THOROUGH, Prepare, check_contents, run
 
-FREE = ("engine.links=free", "engine.compute=free")
-ONE = ("trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
-THOROUGH = pytest.mark.thorough
-NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
-Prepare = Callable[..., Prepared]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stores")
-
-
-@pytest.fixture
-def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.prepare.skeleton", _skeleton)
-
-    def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
-        fixed = (f"engine.store_dir={store_dir}", "output_dir=unused", "budget.resident_share=0.4", *ONE)
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("real", [*fixed, *overrides])
-        return prepare_replay(read_request(cfg, "system"), bundled_trace)
-
-    return prepared
-
-
-@cache
-def _skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
-    return skeleton(settings)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    assert threading.active_count() == before
-
-
-def run(prepared: Prepared) -> Any:
-    return drive(prepared.run.controller, prepared.run.workload, prepared.run.durations, prepared.device)
-
-
-def check_contents(prepared: Prepared) -> int:
-    """Every variant that the controller says is there has the store's bytes in its slot; how many there are."""
-    device, controller = cast(CpuDevice, prepared.device), prepared.run.controller
-    g = controller.geometry
-    assert prepared.weights is not None
-    home = read_whole(prepared.weights.store.path, prepared.weights.store.header.num_bytes)
-    pairs = [(device.slots, controller.slots)]
-    if device.ram is not None and controller.ram is not None:
-        pairs.append((device.ram, controller.ram))
-    count = 0
-    for memory, slots in pairs:
-        held = [key for key in range(g.num_keys) if slots.state[key] <= UNUSED and g.expert_of(key) < g.experts]
-        memory.check(lambda key, held=held: key in held)  # type: ignore[misc]
-        for key in held:
-            blob, offset = memory.blob(key).numpy(), device._offset(key)
-            assert (blob == home[offset : offset + len(blob)]).all(), g.name_of(key)
-        count += len(held)
-    return count
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.mark.parametrize(
@@ -249,130 +179,6 @@ def test_a_stand_in_of_any_geometry_computes_its_pattern(
         gate, up = np.split(x @ first.T, 2, axis=1)
         expected = (gate / (1 + np.exp(-gate)) * up) @ down.T
         assert np.allclose(output[:1].numpy(), expected, rtol=1e-4, atol=1e-4)
-
-
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
-def test_a_store_is_written_once_and_opened_again(prepare: Prepare, stores: Path) -> None:
-    prepare("system=lru", *FREE)
-    path = stores / "tiny_mixtral-fp16.experts"
-    written = path.stat().st_mtime_ns
-    store = Store(path)
-    store.verify()
-    assert store.header.lossless == (True,)
-    prepare("system=lru", *FREE)
-    assert path.stat().st_mtime_ns == written
-
-
-def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(prepare: Prepare, tmp_path: Path) -> None:
-    prepare("system=lru", *FREE, store_dir=tmp_path)
-    path = tmp_path / "tiny_mixtral-fp16.experts"
-    content = bytearray(path.read_bytes())
-    path.write_bytes(content[:-5000])
-    with pytest.raises(StoreError, match=r"has \d+ bytes, but its header tells of \d+"):
-        prepare("system=lru", *FREE, store_dir=tmp_path)
-    content[-5000] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match="another sha256"):
-        Store(path).verify()
-    path.write_bytes(content[:60] + b"{" * 4000 + content[4060:])
-    with pytest.raises(StoreError, match="header is damaged"):
-        Store(path)
-    path.write_bytes(b"PK" + content[2:])
-    with pytest.raises(StoreError, match="no store of experts"):
-        Store(path)
-
-
-def test_a_store_of_other_experts_than_the_run_counts_with_is_refused(prepare: Prepare) -> None:
-    lru, hobbit = (prepare(f"system={system}", *FREE) for system in ("lru", "hobbit"))
-    assert lru.weights is not None
-    assert hobbit.weights is not None
-    geometry = lru.run.controller.geometry
-    lru.weights.store.check_shape(geometry)
-    with pytest.raises(StoreError, match=r"holds 16 x 8 experts of \(92160,\) B, the run needs 15 x 8 of \(92160,\) B"):
-        lru.weights.store.check_shape(replace(geometry, sites=15))
-    with pytest.raises(StoreError, match=r"experts of \(92160, \d+\) B, the run needs 16 x 8 of \(92160,\) B"):
-        CpuDevice(lru.run.controller, hobbit.weights, Engine(source="direct"))
-
-
-def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("real.store.os.posix_fallocate", full)
-    with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
-        prepare("system=lru", *FREE, store_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- faults while it runs --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "source", [pytest.param("buffered", marks=THOROUGH), "direct", pytest.param("mmap", marks=THOROUGH)]
-)
-def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
-    prepare: Prepare, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared = prepare("system=load_on_demand", f"engine.source={source}", *FREE, store_dir=tmp_path)
-    assert prepared.weights is not None
-    path, device = prepared.weights.store.path, cast(CpuDevice, prepared.device)
-    compute, computed = device.compute, []
-
-    def cut_at_the_60th(key: int, rows: int, nominal_ns: int) -> None:
-        computed.append(key)
-        if len(computed) == 60:
-            os.truncate(path, path.stat().st_size // 8)
-        compute(key, rows, nominal_ns)
-
-    monkeypatch.setattr(device, "compute", cut_at_the_60th)
-    with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
-        run(prepared)
-    assert isinstance(failed.value.__cause__, StoreError)
-    assert "it was cut while the run was reading it" in str(failed.value.__cause__)
-    assert len(computed) > 59
-
-
-def test_a_read_error_ends_the_run_with_the_systems_own_words(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared = prepare("system=load_on_demand", "engine.source=buffered", *FREE)
-    preadv, left = os.preadv, [150]
-
-    def fails_later(file: int, buffers: Any, offset: int) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(5, "Input/output error")
-        return preadv(file, buffers, offset)
-
-    monkeypatch.setattr("real.reading.os.preadv", fails_later)
-    with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
-        run(prepared)
-    assert "Input/output error" in str(failed.value.__cause__)
-
-
-@THOROUGH
-def test_short_reads_are_read_on_and_change_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = prepare("system=lru", "engine.source=buffered", *FREE)
-    preadv = os.preadv
-    monkeypatch.setattr("real.reading.os.preadv", lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o))
-    run(prepared)
-    assert check_contents(prepared) > 20
-
-
-def test_a_loader_that_hangs_is_noticed_and_the_run_ends(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog: nothing is handed over for longer than the patience, so the wait is given up."""
-    prepared = prepare("system=load_on_demand", "engine.patience_s=0.3", *FREE)
-    device, hold = cast(CpuDevice, prepared.device), threading.Event()
-    monkeypatch.setattr(device, "_move", lambda *_arguments: hold.wait(20))
-    with pytest.raises(RuntimeError, match=r"nothing has happened for 0\.3 s|did not end within 0\.3 s"):
-        run(prepared)
-    hold.set()
-    for thread in device._threads:
-        thread.join(20)
 
 
 @pytest.mark.parametrize(
