@@ -190,6 +190,14 @@ class Claims:
             for victim in victims[named:]:
                 self.events += (self.calls, EVICT, victim, key)
 
+    def _trim(self) -> None:
+        """``retention: after_batch``: evict what the last batch left over the capacity."""
+        self._protect()
+        victims = self.slots.excess()
+        for victim in victims:
+            self.slots.release(victim)
+        self._evict(victims, -1, named=0)
+
     # ---- staging
 
     def _lands_in_staging(self, transfer: Transfer) -> bool:
@@ -241,6 +249,14 @@ class Claims:
             self._transfer_of[key].outcome = DROPPED
         self.state[key] = ABSENT
         self.staging.take(key)
+
+    def _leave(self, key: int) -> None:
+        """A need that no pool held is over."""
+        if self.staging.holds[key]:
+            self._drop_staged(key)
+            self.cache.on_evict(key)
+        elif self.state[key] > UNUSED:
+            self.cache.on_evict(key)
 
     # ---- for tests
 

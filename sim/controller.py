@@ -175,14 +175,6 @@ class Controller(Prefetches):
 
     # ---- a gate, step by step
 
-    def _trim(self) -> None:
-        """``retention: after_batch``: evict what the last batch left over the capacity."""
-        self._protect()
-        victims = self.slots.excess()
-        for victim in victims:
-            self.slots.release(victim)
-        self._evict(victims, -1, named=0)
-
     def _tidy(self) -> None:
         """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
         if self._trims:
@@ -190,14 +182,6 @@ class Controller(Prefetches):
         for key in self._outside:
             self._leave(key)
         self._outside = []
-
-    def _leave(self, key: int) -> None:
-        """A need that no pool held is over."""
-        if self.staging.holds[key]:
-            self._drop_staged(key)
-            self.cache.on_evict(key)
-        elif self.state[key] > UNUSED:
-            self.cache.on_evict(key)
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """Several precisions or places in play, staging, or a union that may not fit."""
@@ -390,14 +374,6 @@ class Controller(Prefetches):
             transfer.rest_bytes = missing
             return 0
         return missing
-
-    def _complete(self, key: int, rest_bytes: int) -> Transfer:
-        """Queue what a staged partial prefetch lacks, into the same slot."""
-        partial = self._transfer_of[key]
-        partial.outcome = USED
-        rest = Transfer(key, False, rest_bytes, self.calls, self._begin_link(key))
-        self._continue_partial(rest, partial)
-        return rest
 
     def _do_extras(self, gate: Gate, site: int) -> None:
         ram, streams, predicts_later, learns = self._extras

@@ -24,9 +24,10 @@ from sim.policies.base import (
 )
 from sim.policies.row_forecast import likeliness
 from sim.slots import ABSENT, QUEUED, UNUSED
-from sim.transfers import QUEUE_PREFETCH, Transfers
-from sim.types import SKIP, Geometry, Route
+from sim.transfers import CANCELLED, Transfers
+from sim.types import SKIP, Event, Geometry, Route
 
+QUEUE_PREFETCH = int(Event.QUEUE_PREFETCH)
 _FIRST = itemgetter(0)
 
 
@@ -78,6 +79,26 @@ class Prefetches(Transfers):
         """The experts that were forecast for the site of the gate, best first."""
         units = self.geometry.units
         return [key % units for key in self._unmasked]
+
+    # ---- what became of prefetches
+
+    @property
+    def num_prefetches_queued(self) -> int:
+        return self.events[1::4].count(QUEUE_PREFETCH)
+
+    @property
+    def prefetch_counts(self) -> list[int]:
+        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
+        counts = list(self._never_issued)
+        for transfer in self.issued:
+            if transfer.prefetch:
+                counts[transfer.outcome] += 1
+        return counts
+
+    def finish(self) -> None:
+        """The run is over: settle the prefetches that nothing will settle any more."""
+        left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
+        self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
 
     # ---- a call of the driver
 

@@ -19,11 +19,9 @@ from sim.policies.base import CachePolicy, Payload
 from sim.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.types import Event, Geometry, PrefetchOutcome, Route
 
-LATE, PROMOTED = int(PrefetchOutcome.LATE), int(PrefetchOutcome.PROMOTED)
+USED, LATE, PROMOTED = (int(of) for of in (PrefetchOutcome.USED, PrefetchOutcome.LATE, PrefetchOutcome.PROMOTED))
 CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
-QUEUE_PREFETCH, CANCEL, DROP_NO_SLOT, ISSUE = (
-    int(event) for event in (Event.QUEUE_PREFETCH, Event.CANCEL, Event.DROP_NO_SLOT, Event.ISSUE)
-)
+CANCEL, DROP_NO_SLOT, ISSUE = int(Event.CANCEL), int(Event.DROP_NO_SLOT), int(Event.ISSUE)
 
 
 class Transfers(Claims):
@@ -72,24 +70,6 @@ class Transfers(Claims):
     @property
     def num_issued(self) -> int:
         return len(self.issued)
-
-    @property
-    def num_prefetches_queued(self) -> int:
-        return self.events[1::4].count(QUEUE_PREFETCH)
-
-    @property
-    def prefetch_counts(self) -> list[int]:
-        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
-        counts = list(self._never_issued)
-        for transfer in self.issued:
-            if transfer.prefetch:
-                counts[transfer.outcome] += 1
-        return counts
-
-    def finish(self) -> None:
-        """The run is over: settle the prefetches that nothing will settle any more."""
-        left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
-        self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
 
     # ---- what a policy or a driver may ask
 
@@ -379,6 +359,14 @@ class Transfers(Claims):
             state[key] = UNUSED if transfer.prefetch and not transfer.awaited else RESIDENT
             self.cache.on_insert(key, PREFETCH if transfer.prefetch else DEMAND)
         return key
+
+    def _complete(self, key: int, rest_bytes: int) -> Transfer:
+        """Queue what a staged partial prefetch lacks, into the same slot."""
+        partial = self._transfer_of[key]
+        partial.outcome = USED
+        rest = Transfer(key, False, rest_bytes, self.calls, self._begin_link(key))
+        self._continue_partial(rest, partial)
+        return rest
 
     def _queue_rest(self, transfer: Transfer) -> None:
         """A need waits for more than a partial prefetch has brought: the rest follows into the same slot."""
