@@ -21,7 +21,7 @@ LAYERS = (
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
      "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
      "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
-     "model_config", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
+     "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",
      "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
@@ -51,7 +51,8 @@ TOP = {
     "sim.reproduce.storage", "sim.reproduce.verdicts", "sim.reproduce.wrong",
     "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
-    "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_fit", "real.closed_loop",
+    "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_front", "real.quality_fit",
+    "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
     "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration", "real.interrupts",
 }  # fmt: skip
