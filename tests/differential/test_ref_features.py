@@ -80,6 +80,7 @@ SHOWS: dict[str, Shows] = {
     ),
     "short_pools": lambda scenario, timeline: any(map(scenario.is_short, scenario.pools)),
     "held_bytes": without(held_bytes=()),
+    "spared_forecasts": without(demand_evicts="masked_last"),
     "rivals": without(rivalry=None),
 }
 
