@@ -135,7 +135,7 @@ def _pack(arguments: Sequence[str]) -> int:
 
 
 def _bundle(arguments: Sequence[str]) -> int:
-    given = words_of(arguments, ("modules", "output", "most_mib"))
+    given = _words_of(arguments, "modules", "output", "most_mib")
     if "output" not in given:
         raise ValueError("bundle needs output=FILE, and may have modules=A,B and most_mib=N")
     most_mib = given.get("most_mib")
