@@ -116,20 +116,20 @@ def _links(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "\n| the host, for one | us | p95 |\n|---|---|---|"
     for name, told in facts["host"].items():
         yield f"| {name.replace('_', ' ')} | {told['median'] / 1e3:.2f} | {told['p95'] / 1e3:.2f} |"
-    yield from _gathers(facts["gather"])
+    yield from gathers(facts["gather"])
 
 
-def _gathers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def gathers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """FloE's Fig. 7, staged and zero-copy: a line for each number of columns."""
     forms = list(dict.fromkeys((row["gather"], row["threads"]) for row in rows))
     rate = {(row["gather"], row["threads"], row["columns"]): row["bytes_per_s"] / GB for row in rows}
-    told = [f"{number} threads" if form == "staged" else "zero-copy" for form, number in forms]
+    told = ["zero-copy" if form == "zero_copy" else f"threads: {number}" for form, number in forms]
     yield f"\n| FloE's gather, GB/s by columns | {' | '.join(told)} |\n|---|{'---|' * len(told)}"
     for columns in dict.fromkeys(row["columns"] for row in rows):
         yield f"| {columns} | {' | '.join(f'{rate[*form, columns]:.2f}' for form in forms)} |"
     best = [max((value, columns) for (*one, columns), value in rate.items() if tuple(one) == form) for form in forms]
     fastest = "; ".join(
-        f"{name}: {columns} columns, {value:.2f} GB/s" for name, (value, columns) in zip(told, best, strict=True)
+        f"{name}, {columns} columns, {value:.2f} GB/s" for name, (value, columns) in zip(told, best, strict=True)
     )
     yield f"\nFloE's gather is fastest with ({fastest}).\n"
 

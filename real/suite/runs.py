@@ -16,7 +16,7 @@ from rich.console import Console
 from real.execute import measure, replay_driver
 from real.prepare import Prepared, Request, prepare_replay
 from real.suite.context import Cells, Context
-from real.suite.sizes import OWN_WORDS, SIZES
+from real.suite.sizes import OWN_WORDS, SIZES, VARIANTS
 from real.validation.cases import Plan, request_of
 from sim.record import Record
 
@@ -103,17 +103,23 @@ def rates(record: Record) -> dict[str, Any]:
 
 
 def replay(context: Context) -> None:
-    """Every system at every budget on forced routing: ``replay.json``. Budgets in order, so that all have the first."""
+    """Every system at every budget on forced routing, and FloE's loader in its other form: ``replay.json``. Budgets in
+    order, so that all have the first.
+    """
     size, cells = SIZES[context.size], Cells(context, "replay")
     for share in size.budgets:
         for system in size.systems:
             cells.run(f"{system} {share:g}", partial(_summary, context, system, share), max(LEAST_S, cells.longest_s))
             gc.collect()
+        for name, word in VARIANTS.items():
+            work = partial(_summary, context, name.split()[0], share, word)
+            cells.run(f"{name} {share:g}", work, max(LEAST_S, cells.longest_s))
+            gc.collect()
     cells.check_whole()
 
 
-def _summary(context: Context, system: str, share: float) -> dict[str, Any]:
-    prepared = _prepared(context, system, share)
+def _summary(context: Context, system: str, share: float, *words: str) -> dict[str, Any]:
+    prepared = _prepared(context, system, share, *words)
     driver = replay_driver(prepared)
     record = driver.drive()
     summary = measure(prepared, prepared.run, driver, record).summary

@@ -35,6 +35,9 @@ class Size:
 OWN_WORDS = {"floe": ("payload=active_share_nominal",)}
 """Of single systems: the first tokens of the bundled sequences are prompts', of which no active shares are recorded."""
 
+VARIANTS = {"floe zero_copy": "engine.gather=zero_copy"}
+"""Systems with another part, by name."""
+
 
 SHORT = ("workload=hobbit_16_128", "trace.max_sequences=1")
 SMALL_BENCH = Bench(

@@ -30,6 +30,8 @@ def check(folder: Path) -> None:
     assert replayed["lru 0.5"]["status"] == "done"
     assert replayed["lru 0.5"]["result"]["real"]["device"] == "host"
     assert replayed["lru 0.5"]["result"]["decode_tokens_per_s"] > 0
+    for cell in ("floe 0.5", "floe zero_copy 0.5"):
+        assert replayed[cell]["result"]["link"]["services"] > 0
     loads = rows(folder, "copies")["in_flight=2"]["result"]
     assert loads["services"] >= 2
     assert loads["bytes_per_s"] > 0
@@ -40,7 +42,7 @@ def check(folder: Path) -> None:
     timed = json.loads((folder / "kernels.json").read_text())
     assert timed["all"]
     kinds = {row["operator"] for row in timed["rows"]}
-    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size"} <= kinds
+    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size", "expert of 50% of its neurons"} <= kinds
     page = (folder / "report.md").read_text()
     assert "A rehearsal on the host: no figure here is a GPU's" in page
     assert "| kernels against fp64 | all, within 1e-5 |" in page

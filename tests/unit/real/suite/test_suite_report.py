@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from real.suite.context import Context
-from real.suite.report import targets
+from real.suite.report import gathers, targets
 from real.suite.runs import rates
 from sim.record import Record
 
@@ -64,3 +64,19 @@ def test_a_rate_behind_another_counts_the_gap_between_them() -> None:
     assert (found["services"], found["behind_another"]) == (3, 1)
     assert found["bytes_per_s"] == pytest.approx(1000 / 100 * 1e9)
     assert found["bytes_per_s_behind"] == pytest.approx(1000 / 200 * 1e9)
+
+
+def test_both_forms_of_the_gather_stand_side_by_side() -> None:
+    """By hand: staged by 1 and 4 threads, zero-copy; each fastest with other columns."""
+    rates_gb = {("staged", 1): (1.0, 2.0), ("staged", 4): (4.0, 3.0), ("zero_copy", 1): (5.0, 7.5)}
+    found = [
+        {"gather": form, "threads": threads, "columns": columns, "bytes_per_s": rate * 1e9}
+        for (form, threads), pair in rates_gb.items() for columns, rate in zip((10, 50), pair, strict=True)
+    ]  # fmt: skip
+    text = "\n".join(gathers(found))
+    assert "| FloE's gather, GB/s by columns | threads: 1 | threads: 4 | zero-copy |" in text
+    assert "| 10 | 1.00 | 4.00 | 5.00 |\n| 50 | 2.00 | 3.00 | 7.50 |" in text
+    assert (
+        "(threads: 1, 50 columns, 2.00 GB/s; threads: 4, 10 columns, 4.00 GB/s; zero-copy, 50 columns, 7.50 GB/s)"
+        in text
+    )
