@@ -65,7 +65,8 @@ def test_a_piece_that_hangs_is_ended_with_all_that_it_has_started(suite: Make) -
     assert state(one) == {"hangs": "out of time", "next": "done", "report": "done"}
     child = int((one.folder / "child").read_text())
     ended = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
-    assert ended in ("", "Z"), "what it had started is still there"
+    # A zombie's state may have more letters: of its priority, say.
+    assert ended[:1] in ("", "Z"), "what it had started is still there"
 
 
 def test_what_asks_for_another_process_gets_one(suite: Make) -> None:
