@@ -17,13 +17,35 @@ NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def printed(notebook: Any) -> list[str]:
-    """All that the code cells print, figures left out: their bytes depend on fonts."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [
-        output.get("text") or output["data"]["text/plain"]
-        for output in outputs
-        if output.output_type != "stream" or output.name == "stdout"
-    ]
+    """What each code cell prints, figures left out: their bytes depend on fonts. What a cell writes in a row is one
+    text, for it depends on time in how many pieces a kernel sends it."""
+    found = []
+    for cell in notebook.cells:
+        is_running_on = False
+        for output in cell.get("outputs", []):
+            is_text = output.output_type == "stream"
+            if is_text and output.name != "stdout":
+                continue
+            text = output.text if is_text else output["data"]["text/plain"]
+            if is_text and is_running_on:
+                found[-1] += text
+            else:
+                found.append(text)
+            is_running_on = is_text
+    return found
+
+
+def test_a_text_sent_in_pieces_is_the_text_sent_whole() -> None:
+    """Of one cell only, and a value between two texts parts them."""
+    v4 = nbformat.v4
+
+    def stream(text: str, name: str = "stdout") -> Any:
+        return v4.new_output("stream", name=name, text=text)
+
+    value = v4.new_output("display_data", {"text/plain": "<Figure>"})
+    pieces = [stream("a\n"), stream("warning", "stderr"), stream("b\n"), value, stream("c")]
+    cells = [v4.new_code_cell("1", outputs=pieces), v4.new_code_cell("2", outputs=[stream("d")])]
+    assert printed(v4.new_notebook(cells=cells)) == ["a\nb\n", "<Figure>", "c", "d"]
 
 
 @pytest.mark.parametrize(
