@@ -339,10 +339,11 @@ def test_what_each_sequence_of_a_batch_generates_is_written_when_it_ends(driven:
 @pytest.mark.parametrize(
     ("model", "overrides", "why"),
     [
-        (
+        pytest.param(
             "tiny_switch",
             (*CONTINUOUS, *RAGGED, "live.sequences=6"),
             "has an encoder, .* choose workload.batching=static",
+            marks=pytest.mark.thorough,
         ),
         ("tiny_mixtral", ("live.new_tokens=[5,2]",), r"must be a number, or \[least, most\]"),
     ],
