@@ -83,7 +83,8 @@ def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, n
 class LiveWorkload:
     """``workload`` with gates that a model shows, through ``eyes``; it is changed.
 
-    Rows that its trace has lookahead for get it live. ``keeps_inputs``: what routers were fed stays, for predictors
+    Rows that its trace has lookahead for get it live; active shares stay where the eyes have no thresholds.
+    ``keeps_inputs``: what routers were fed stays, for predictors
     that read it. ``start``, ``steps`` and all else are the workload's.
     """
 
@@ -147,7 +148,7 @@ class LiveWorkload:
         trace.weights[rows, site] = np.where(ids < 0, np.float32(0), asked.weights.float().cpu().numpy())
         if trace.logits is not None:
             trace.logits[rows, site] = self.eyes.scores(site, asked.gate_input)
-        if trace.active_shares is not None:
+        if trace.active_shares is not None and self.eyes.thresholds is not None:
             found = self.eyes.shares(site, asked.hidden, ids) if len(rows) == 1 else None
             trace.active_shares[rows, site] = np.nan if found is None else found
         if self.inputs is not None:

@@ -23,10 +23,10 @@ from hydra import compose, initialize_config_dir
 from transformers import AutoConfig, DynamicCache
 
 from capture.discover import discover
+from capture.load import load_model
 from capture.prompts import Passage
 from capture.run import decoder_of
 from capture.settings import Settings
-from capture.tiny_model import load_model
 from real.live import LiveDriver
 from real.live_batch import check_batches
 from real.live_run import live_driver, prepare, run_as_it_was
@@ -103,10 +103,10 @@ def driven(live: Prepare, ended: dict[tuple[str, ...], tuple[LiveDriver, Path]],
 
 
 @cache
-def eager(model: str) -> Any:
+def eager(model: str, dtype: str = "float32") -> Any:
     """The whole model, unpatched."""
     transformers.logging.set_verbosity_error()
-    whole = load_model(ASSETS / model)
+    whole = load_model(Settings(str(ASSETS / model), Path(), Path(), dtype=dtype))
     if hasattr(whole, "set_experts_implementation"):
         whole.set_experts_implementation("eager")
     return whole
@@ -159,7 +159,7 @@ class SideBySide:
 
 
 def _left(states: torch.Tensor, width: int) -> torch.Tensor:
-    padded = torch.zeros(states.shape[0], width, states.shape[2])
+    padded = states.new_zeros(states.shape[0], width, states.shape[2])
     padded[:, width - states.shape[1] :] = states
     return padded
 
@@ -240,6 +240,8 @@ def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_sam
         ("tiny_mixtral", ("system=lru", *CONTINUOUS, *RAGGED, "live.sequences=4")),
         ("tiny_qwen2moe", ("system=lru", *CONTINUOUS, *RAGGED, "live.sequences=4")),
         pytest.param("tiny_qwen2moe", ("system=lru", *STATIC, *RAGGED, "live.sequences=4"), marks=pytest.mark.thorough),
+        pytest.param("tiny_qwen2moe", ("system=lru", "engine.dtype=bfloat16", *CONTINUOUS, *RAGGED, "live.sequences=6"),
+                     marks=pytest.mark.thorough),
         pytest.param("tiny_mixtral", ("system=lru", "device=cpu", "loader=as_ready", *FREE, *CONTINUOUS, *RAGGED,
                                       "live.sequences=6", "workload.together=3"), marks=pytest.mark.thorough),
         pytest.param("tiny_mixtral", ("system=lru", "device=host", *FREE, *CONTINUOUS, *RAGGED, "live.sequences=4"),
@@ -251,7 +253,8 @@ def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_t
     driven: Drive, model: str, overrides: tuple[str, ...]
 ) -> None:
     driver, _ = driven(model, *overrides)
-    oracle = SideBySide(eager(model), driver._model.passages)
+    dtype = "bfloat16" if "engine.dtype=bfloat16" in overrides else "float32"
+    oracle = SideBySide(eager(model, dtype), driver._model.passages)
     assert driver.logits is not None
     groups = [step.sequences for step in driver._live.workload.steps if step.decode]
     assert {1, 2} <= set(map(len, groups)), "batches grow and shrink"

@@ -78,6 +78,17 @@ def test_the_full_precision_pass_records_the_gates_of_the_trace(subject: Subject
         assert (np.isfinite(reference.trace.lookahead["raw"][rows])[:, :, :2] == known).all()
 
 
+def test_the_full_precision_pass_keeps_what_it_does_not_measure(subject: Subject, reference: Reference) -> None:
+    """Active shares, by which the open loop of FloE moves; rows of other sequences, on which predictors are fitted."""
+    recorded, shown = subject.trace, reference.trace
+    assert recorded.active_shares is not None
+    assert shown.active_shares is not None
+    assert np.array_equal(shown.active_shares, recorded.active_shares, equal_nan=True)
+    others = ~np.isin(recorded.sequence, [text.sequence for text in subject.texts])
+    assert np.array_equal(shown.ids[others], recorded.ids[others])
+    assert np.array_equal(shown.lookahead["raw"][others], recorded.lookahead["raw"][others], equal_nan=True)
+
+
 def test_reading_step_by_step_finds_what_one_pass_finds(mixtral: Any, subject: Subject, reference: Reference) -> None:
     whole = read_whole(mixtral, subject.texts[0])
     torch.testing.assert_close(reference.logits[0], whole, rtol=1e-4, atol=1e-4)
