@@ -57,7 +57,7 @@ def check_models(folder: Path) -> None:
         }, cell  # fmt: skip
     validated = json.loads((folder / "validation" / "validation.json").read_text())
     assert [one["first_difference"] for one in validated["checks"]] == [None, None]
-    assert "times stand for: host_measured" in (folder / "report.md").read_text()
+    assert "hardware=host_measured" in (folder / "report.md").read_text()
     assert "validated: none" in (folder / "hardware" / "host_measured.yaml").read_text()
 
 
