@@ -174,8 +174,7 @@ DEFECTS = {
         "test_placements:test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu"),
     # payloads
     "a layer is what is needed of it": Defect(
-        "payloads", "divmod(self._geometry.experts, len(choice.needs))",
-        "divmod(len(choice.needs), len(choice.needs))",
+        "payloads", "divmod(len(sizes), len(needs))", "divmod(len(needs), len(needs))",
         "test_payloads:test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them"),
     "idle channels move": Defect(
         "payloads", "self._bytes(key, self.active_share)\n", "self._bytes(key, self.sparsity)\n",
