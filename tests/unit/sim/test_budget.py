@@ -44,6 +44,12 @@ def test_no_more_is_taken_than_all_experts_need() -> None:
     assert Budget(0.3).share_of(10) == 0.3
 
 
+def test_a_share_of_whole_slots_loses_none_to_rounding() -> None:
+    """0.3 * 24 is less than 7.2: three tenths of 24 layers of 60 experts were 431 of them."""
+    assert 0.3 * 24 < 7.2
+    assert Budget(0.3).capacity_bytes(24 * 60 * 17_301_504) == 432 * 17_301_504
+
+
 @pytest.mark.parametrize(
     "words", ["slots_gib=0", "slots_gib=-2", "slots_gib=much", "resident_share=0", "resident_share=2"]
 )
