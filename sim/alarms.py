@@ -14,6 +14,11 @@ import simpy
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
 """Priorities above SimPy's own (0 and 1), in the order of equal times; a number is added."""
 
+
+class StuckError(RuntimeError):
+    """Everything waits for something that nobody will do."""
+
+
 Entry = tuple[int, int, int, simpy.Event]
 """As it lies on SimPy's heap: time, priority, number, event."""
 
@@ -53,4 +58,4 @@ class Clock(simpy.Environment):  # type: ignore[misc]
                 event.callbacks[0](event)
         except simpy.core.StopSimulation:
             return
-        raise RuntimeError("nothing is due any more, and the run has not ended")
+        raise StuckError("nothing is due any more, and the run has not ended")

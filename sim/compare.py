@@ -155,7 +155,13 @@ def answer(found: Comparison) -> str:
         why = (
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
         )
-    return f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}"
+    return f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}{_quality(found)}"
+
+
+def _quality(found: Comparison) -> str:
+    """Whoever serves less well is faster for that alone."""
+    ours, theirs = found.served
+    return "" if ours == theirs else f" They are not of one quality: A serves {ours}; B {theirs}."
 
 
 def _probability(p: float) -> str:

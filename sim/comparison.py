@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, whole_time
+from sim.outputs import served
 from sim.paired import Paired, paired
 from sim.run import Run
 from sim.stalls import STALL_PARTS
@@ -36,6 +37,8 @@ class Comparison:
     parts: Mapping[str, tuple[int, int]]
     ratios: Mapping[str, Paired]
     label: str | None
+    served: tuple[str, str] = ("", "")
+    """At which precisions A and B serve, and what they leave out, in words."""
 
     @property
     def makespans_ns(self) -> tuple[int, int]:
@@ -64,7 +67,7 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
     gates = str(a.summary["trace"]["gates"])
     return Comparison(
         names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
-        gates if "TRANSPLANTED" in gates else None,
+        gates if "TRANSPLANTED" in gates else None, (served(a.summary), served(b.summary)),
     )  # fmt: skip
 
 

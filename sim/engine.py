@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 
-from sim.alarms import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
+from sim.alarms import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock, StuckError
 from sim.controller import Controller
 from sim.costs import ContendedDurations, Durations
 from sim.links import SERVICE, Link, make_link
@@ -38,10 +38,24 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
     try:
         env.run(until=engine.done)
         controller.finish()
+    except StuckError as error:
+        raise ValueError(_why_stuck(controller, error)) from error
     finally:
         if collecting:
             gc.enable()
     return engine.record
+
+
+def _why_stuck(controller: Controller, error: StuckError) -> str:
+    """Only a cache policy can do that: a demand waits for as long as no victim is named for it."""
+    waiting = [transfer for demands, _ in controller.queues for transfer in demands if not transfer.cancelled]
+    if not waiting:
+        return str(error)
+    return (
+        f"{type(controller.cache).__name__} names too few victims for {controller.geometry.name_of(waiting[0].key)}: "
+        f"no demand can be served any more, and the run cannot end. `victims` must name every resident key that is not "
+        f"blocked; pytest tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+    )
 
 
 class Engine(Stream):

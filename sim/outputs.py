@@ -19,6 +19,9 @@ from sim.bounds import METHODS
 from sim.frames import Frames
 from sim.timeline import trace_events
 
+UNNAMED = ("fp32", "fp16", "bf16")
+"""Precisions at which a share of the bytes needs no word."""
+
 Summary = Mapping[str, Any]
 
 
@@ -127,14 +130,32 @@ def answer(summary: Summary) -> str:
         if gap is None or summary["bounds"]["method"] not in METHODS
         else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
     )
-    quality = summary["quality_proxy"]
-    lossy = ""
-    if quality["low_share"] or quality["skip_share"] or quality["reroute_share"]:
-        lossy = f"; lossy: {quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
-    if quality["reroute_share"]:
-        lossy += f", {quality['reroute_share']:.1%} served by other experts"
-    share = summary["budget"]["resident_share"]
+    lost = _lost(summary)
+    lossy = f"; lossy: {lost}" if lost else ""
+    share, best = summary["budget"]["resident_share"], _best_precision(summary)
+    at = "" if best in UNNAMED else f" at {best}"
     label = _label(summary)
     note = f" [{label}]" if label else ""
-    return (f"With {share:.0%} of the expert bytes resident, {summary['system']} decodes at {speed} "
+    return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "
             f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip
+
+
+def served(summary: Mapping[str, Any]) -> str:
+    """At which precision needs were served, and what of them was not, in words."""
+    lost = _lost(summary)
+    return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}"
+
+
+def _best_precision(summary: Mapping[str, Any]) -> str:
+    return str(next(iter(summary["budget"]["slots"])))
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """What was served below the highest precision, or not by the chosen expert; nothing of a run that lost nothing."""
+    quality = summary["quality_proxy"]
+    lost = ""
+    if quality["low_share"] or quality["skip_share"] or quality["reroute_share"]:
+        lost = f"{quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
+    if quality["reroute_share"]:
+        lost += f", {quality['reroute_share']:.1%} served by other experts"
+    return lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
@@ -39,6 +40,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = tmp_path_factory.mktemp("runs") / name
         write_outputs(found[name], result.summary, run.config, result.frames, "wait_all", 1)
     return found
+
+
+def test_runs_of_other_quality_are_told_as_such() -> None:
+    """Fate serves INT4, HOBBIT some needs at low precision, LRU all as they are."""
+    words = ["trace.max_sequences=1", "budget.slots_gib=12", "workload.decode_tokens=4"]
+    found = {name: trial([f"system={name}", *words]) for name in ("lru", "hobbit", "fate")}
+    told = answer(compared(("lru", "fate"), found["lru"], found["fate"]))
+    assert told.endswith(" They are not of one quality: A serves at fp16; B at int4.")
+    told = answer(compared(("hobbit", "lru"), found["hobbit"], found["lru"]))
+    assert re.search(r"quality: A serves at \w+, \d+% of needs at low precision, .*% skipped; B at fp16\.$", told)
+    same = answer(compared(("lru", "again"), found["lru"], found["lru"]))
+    assert "quality" not in same
 
 
 def test_the_differences_of_the_parts_sum_to_the_difference_of_the_makespans(trials: dict[str, Trial]) -> None:
