@@ -19,8 +19,8 @@ from sim.bounds import METHODS
 from sim.frames import Frames
 from sim.timeline import trace_events
 
-UNNAMED = ("fp32", "fp16", "bf16")
-"""Precisions at which a share of the bytes needs no word."""
+AS_STORED = ("fp32", "fp16", "bf16")
+"""Precisions in which models are stored: what is served in one of them has lost nothing."""
 
 Summary = Mapping[str, Any]
 
@@ -133,7 +133,7 @@ def answer(summary: Summary) -> str:
     lost = _lost(summary)
     lossy = f"; lossy: {lost}" if lost else ""
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
-    at = "" if best in UNNAMED else f" at {best}"
+    at = "" if best in AS_STORED else f" at {best}"
     label = _label(summary)
     note = f" [{label}]" if label else ""
     return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "

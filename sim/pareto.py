@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-AS_STORED = ("fp32", "fp16", "bf16")
+from sim.outputs import AS_STORED
+
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
 Key = tuple[str, str, str, str, float]

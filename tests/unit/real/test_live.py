@@ -17,19 +17,15 @@ from hydra import compose, initialize_config_dir
 
 from capture.prompts import Passage
 from capture.run import decoder_of
-from capture.settings import Settings
 from capture.tiny_model import load_model
 from real.cpu import CpuDevice
 from real.live import LiveDriver
-from real.live_run import live_driver, prepare, run_as_it_was
+from real.live_run import live_driver, prepare
 from real.prepare import Prepared, read_request
 from real.recording import WatchedDevice
-from real.weightless import skeleton
-from sim.build import ROOT, build, load_trace
-from sim.calls import RecordedController, RecordedWorkload, replay
-from sim.controller import Controller
+from sim.build import ROOT, load_trace
 from sim.trace import Trace
-from sim.workload import Workload
+from unit.real.live_runs import cached_skeleton, recorded
 
 ASSETS = ROOT / "capture" / "assets"
 TRACES = {name: f"capture/assets/traces/{name}" for name in ("tiny_mixtral", "tiny_qwen2moe", "tiny_switch")}
@@ -37,14 +33,9 @@ FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stores")
-
-
 @pytest.fixture
 def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.weightless.skeleton", _skeleton)
+    monkeypatch.setattr("real.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
@@ -56,12 +47,6 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
         return prepare(read_request(cfg, "system"), trace)
 
     return prepared
-
-
-@cache
-def _skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
-    return skeleton(settings)
 
 
 @cache
@@ -178,20 +163,10 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
 ) -> None:
     """Gates that came into being offer what those of a trace do: choices, scores, forecasts, tokens, inputs."""
     prepared = live(f"device={'null' if device == 'null' else device}", *overrides)
-    plain = prepared.run.controller
-    driver = live_driver(prepared)
-    recorded = RecordedController(plain)
-    driver.controller = driver._links._controller = cast(Controller, recorded)
-    steps = RecordedWorkload(cast(Workload, driver.workload))
-    driver.workload = cast(Workload, steps)
-    driver.drive()
-    again = run_as_it_was(prepared, driver)
-    assert prepared.weights is not None
-    sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
-    trace = load_trace(TRACES["tiny_mixtral"], plain.predictor.lookahead_sites)
-    fresh = build(prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
-    assert len(recorded.log) >= 98, "six steps of sixteen gates"
-    assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
+    run = recorded(prepared)
+    trace = load_trace(TRACES["tiny_mixtral"], run.plain.predictor.lookahead_sites)
+    assert run.gates == 6 * 16, "steps, sites"
+    assert run.difference(run.fresh(trace)) is None
 
 
 @pytest.mark.thorough

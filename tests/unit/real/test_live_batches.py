@@ -29,17 +29,15 @@ from capture.run import decoder_of
 from capture.settings import Settings
 from real.live import LiveDriver
 from real.live_batch import check_batches
-from real.live_run import live_driver, prepare, run_as_it_was
+from real.live_run import live_driver, prepare
 from real.live_workload import LivePrompt, blank_trace
 from real.prepare import Prepared, read_request
 from real.settings import Live
-from real.weightless import skeleton
-from sim.build import ROOT, build, load_trace
-from sim.calls import RecordedController, RecordedWorkload, replay
-from sim.controller import Controller
+from sim.build import ROOT, load_trace
 from sim.trace import DECODE, PREFILL, Trace
 from sim.types import Step
 from sim.workload import Workload
+from unit.real.live_runs import cached_skeleton, recorded
 
 sys.path.append(str(Path(__file__).parents[1] / "capture"))
 from architectures import tiny
@@ -51,17 +49,6 @@ STATIC = ("workload=static_4", "workload.together=2")
 FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
 Drive = Callable[..., tuple[LiveDriver, Path]]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stores")
-
-
-@cache
-def cached_skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
-    return skeleton(settings)
 
 
 @pytest.fixture
@@ -303,26 +290,15 @@ def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
 def test_calls_of_batches_get_the_same_answers_over_the_trace_of_what_was_seen(
     live: Prepare, overrides: tuple[str, ...]
 ) -> None:
-    prepared = live(*overrides)
-    plain = prepared.run.controller
-    driver = live_driver(prepared)
-    recorded = RecordedController(plain)
-    driver.controller = driver._links._controller = cast(Controller, recorded)
-    steps = RecordedWorkload(cast(Workload, driver.workload))
-    driver.workload = cast(Workload, steps)
-    driver.drive()
-    again = run_as_it_was(prepared, driver)
-    assert prepared.weights is not None
-    sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
-    trace = load_trace("capture/assets/traces/tiny_mixtral", plain.predictor.lookahead_sites)
-    fresh = build(prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
-    seen = again.workload
+    run = recorded(live(*overrides))
+    trace = load_trace("capture/assets/traces/tiny_mixtral", run.plain.predictor.lookahead_sites)
+    seen = run.seen
     assert max(len(step.sequences) for step in seen.steps) == 2
     assert sum(step.rows for step in seen.steps) == len(seen.trace.ids), (
         "each token is a row of a gate, padding is none"
     )
     assert (seen.trace.ids >= 0).all()
-    assert replay(recorded.log, fresh, seen, steps.asked_ns) is None
+    assert run.difference(run.fresh(trace)) is None
 
 
 def test_what_each_sequence_of_a_batch_generates_is_written_when_it_ends(driven: Drive) -> None:

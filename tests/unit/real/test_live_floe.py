@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from capture.channels import named_and_found
-from capture.settings import Settings
 from capture.tiny_model import load_model
 from real.asked import Asked
 from real.expert_work import ExpertWork
@@ -27,31 +25,17 @@ from real.experts_swap import expert_forms
 from real.kernels.quantise import dequantise, quantise
 from real.live import LiveDriver
 from real.live_channels import LiveChannels
-from real.live_run import live_driver, prepare, run_as_it_was
+from real.live_run import live_driver, prepare
 from real.prepare import Prepared, read_request
-from real.weightless import skeleton
-from sim.build import ROOT, build
-from sim.calls import RecordedController, RecordedWorkload, replay
-from sim.controller import Controller
+from sim.build import ROOT
 from sim.policies.payloads import ActiveShare
 from sim.trace import Trace
 from sim.types import Geometry
-from sim.workload import Workload
+from unit.real.live_runs import cached_skeleton, recorded
 
 TRACE = "capture/assets/traces/tiny_mixtral"
 FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stores")
-
-
-@cache
-def cached_skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
-    return skeleton(settings)
 
 
 @pytest.fixture
@@ -250,23 +234,13 @@ def test_the_counts_that_a_live_run_is_told_are_those_of_its_own_inputs(
 def test_calls_get_the_same_answers_of_a_controller_that_is_told_the_counts(
     live: Prepare, bundled_trace: Trace, overrides: tuple[str, ...]
 ) -> None:
-    prepared = live(*overrides)
-    plain = prepared.run.controller
-    driver = live_driver(prepared)
-    recorded = RecordedController(plain)
-    driver.controller = driver._links._controller = cast(Controller, recorded)
-    steps = RecordedWorkload(cast(Workload, driver.workload))
-    driver.workload = cast(Workload, steps)
-    driver.drive()
-    again = run_as_it_was(prepared, driver)
-    assert prepared.weights is not None
-    assert driver.channels is not None
-    sizes = [variant.num_bytes for variant in prepared.weights.store.header.variants]
-    fresh = build(prepared.request.simulated, "floe", bundled_trace, stored_bytes=sizes).controller
-    if driver.channels.arrays:
-        cast(Any, fresh.payload).know(driver.channels.arrays)
-    assert any(transfer.partial for transfer in plain.issued)
-    assert replay(recorded.log, fresh, again.workload, steps.asked_ns) is None
+    run = recorded(live(*overrides))
+    channels, fresh = run.driver.channels, run.fresh(bundled_trace)
+    assert channels is not None
+    if channels.arrays:
+        cast(Any, fresh.payload).know(channels.arrays)
+    assert any(transfer.partial for transfer in run.plain.issued)
+    assert run.difference(fresh) is None
 
 
 def test_a_prefetch_that_begins_late_brings_what_was_forecast_and_its_rest_what_the_row_lacks() -> None:

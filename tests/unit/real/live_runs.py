@@ -1,0 +1,61 @@
+"""What tests of live runs share: one skeleton for all of them, and the calls of a run beside what they are of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+from capture.settings import Settings
+from real.live import LiveDriver
+from real.live_run import live_driver, run_as_it_was
+from real.prepare import Prepared
+from real.weightless import skeleton
+from sim.build import build
+from sim.calls import RecordedController, RecordedWorkload, replay
+from sim.controller import Controller
+from sim.trace import Trace
+from sim.workload import Workload
+
+
+@cache
+def cached_skeleton(settings: Settings) -> Any:
+    """Nothing changes a skeleton, so one is made for all tests."""
+    return skeleton(settings)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A live run that has ended. ``seen``: the workload of what its gates saw."""
+
+    prepared: Prepared
+    driver: LiveDriver
+    controller: RecordedController
+    plain: Controller
+    steps: RecordedWorkload
+    seen: Workload
+
+    @property
+    def gates(self) -> int:
+        return sum(call.kind == "gate" for call in self.controller.log)
+
+    def fresh(self, trace: Trace) -> Controller:
+        """A controller that knows ``trace`` alone, of the same configuration and sizes."""
+        assert self.prepared.weights is not None
+        sizes = [variant.num_bytes for variant in self.prepared.weights.store.header.variants]
+        return build(self.prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
+
+    def difference(self, fresh: Controller) -> Any:
+        """The first call that a fresh controller answers otherwise, if any."""
+        return replay(self.controller.log, fresh, self.seen, self.steps.asked_ns)
+
+
+def recorded(prepared: Prepared) -> Recorded:
+    plain = prepared.run.controller
+    driver = live_driver(prepared)
+    controller = RecordedController(plain)
+    driver.controller = driver._links._controller = cast(Controller, controller)
+    steps = RecordedWorkload(cast(Workload, driver.workload))
+    driver.workload = cast(Workload, steps)
+    driver.drive()
+    return Recorded(prepared, driver, controller, plain, steps, run_as_it_was(prepared, driver).workload)
