@@ -120,11 +120,11 @@ def measure(study: Path, request: Request, console: Console) -> tuple[list[Front
 def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> list[FrontPoint]:
     """The points, numbered from 1 by their loss; compared with the first, if nothing is varied in it."""
     base = loops[0]
-    base_ns, seed = _decode_ns(base), int(base.replayed.result.summary["seed"])
+    base_ns = _decode_ns(base)
     found = []
     for values, loop in zip(varied, loops, strict=True):
         is_compared = not varied[0] and loop is not base
-        faster = paired(_decode_ns(loop), base_ns, seed) if is_compared else None
+        faster = paired(_decode_ns(loop), base_ns) if is_compared else None
         worse = divergence_difference(loop.decoded, base.decoded) if is_compared else None
         found.append(FrontPoint(0, values, loop, faster, worse))
     marks = front(np.array([point.speed for point in found]), np.array([point.loss for point in found])).tolist()

@@ -18,7 +18,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
 from sim.metrics import SCHEMA
-from sim.paired import CANNOT_TELL, FASTER
+from sim.paired import FASTER, TOO_FEW
 from sim.trials import Trial, prepared, trial
 from sim.units import NS_PER_S
 
@@ -141,8 +141,9 @@ def answer(found: Comparison) -> str:
     for what, ratio in found.ratios.items():
         surely = "" if ratio.p_faster is None else f", P(A faster) {_probability(ratio.p_faster)}"
         told.append(f"{what} {ratio}{surely}")
-    if verdict.verdict == CANNOT_TELL:
-        who = f"Cannot tell whether A ({a}) or B ({b}) is faster"
+    if not verdict.is_decided:
+        few = f" ({TOO_FEW.partition(': ')[2]})" if verdict.verdict == TOO_FEW else ""
+        who = f"Cannot tell whether A ({a}) or B ({b}) is faster{few}"
     else:
         who = f"A ({a}) is {verdict.verdict} than B ({b})"
     differences = {part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs}
@@ -155,7 +156,8 @@ def answer(found: Comparison) -> str:
         why = (
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
         )
-    return f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}{_quality(found)}"
+    over = f"paired 95 % over {verdict.sequences} sequences of this trace"
+    return f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_quality(found)}"
 
 
 def _quality(found: Comparison) -> str:

@@ -54,16 +54,15 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
     """Compare two runs. Raise ValueError, naming both values, if they are not of the same trace, machine and budget."""
     check_comparable(names, conditions_of(a), conditions_of(b))
     parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
-    seed = int(a.summary["seed"])
     ratios = {}
     timed = a.config["workload"]["arrivals_per_s"] is not None
     if timed:
-        ratios["latency"] = paired(_latency(a), _latency(b), seed)
-    ratios["all steps"] = paired(whole_time(a), whole_time(b), seed)
+        ratios["latency"] = paired(_latency(a), _latency(b))
+    ratios["all steps"] = paired(whole_time(a), whole_time(b))
     for name, of in (("prefill", prefill_time), ("decode", lambda one: decode_time_and_tokens(one)[0])):
         ours, theirs = of(a), of(b)
         if ours.any() and theirs.any():
-            ratios[name] = paired(ours, theirs, seed)
+            ratios[name] = paired(ours, theirs)
     gates = str(a.summary["trace"]["gates"])
     return Comparison(
         names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,

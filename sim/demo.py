@@ -18,7 +18,7 @@ from sim.build import build, load_trace
 from sim.configure import configure
 from sim.execute import Result, execute
 from sim.latency import decode_time_and_tokens
-from sim.paired import CANNOT_TELL, Paired, paired
+from sim.paired import Paired, paired
 from sim.timeline import trace_events
 
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
@@ -83,7 +83,7 @@ def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) ->
 
 
 def _paired(ours: Cell, theirs: Cell) -> Paired:
-    return paired(ours.decode_ns, theirs.decode_ns, ours.summary["seed"])
+    return paired(ours.decode_ns, theirs.decode_ns)
 
 
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
@@ -98,7 +98,7 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
             summary = cells[system, share].summary
             low, high = summary["ci95"]["decode_tokens_per_s"]
             found = _speedup(cells, system, share)
-            mark = "~" if found.verdict == CANNOT_TELL and system != BASELINE else ""
+            mark = "~" if not found.is_decided and system != BASELINE else ""
             row.append(f"{summary['decode_tokens_per_s']:.2f}  {found.speedup:.2f}x{mark}\n[{low:.2f}, {high:.2f}]")
         table.add_row(system, *row)
     return table
@@ -111,7 +111,7 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     quality = summary["quality_proxy"]
     lossless = [s for s in SYSTEMS if s not in (LOSSY, "oracle")]
     best = max(lossless, key=lambda s: cells[s, share].summary["decode_tokens_per_s"])
-    rest = [s for s in lossless if s != best and _paired(cells[best, share], cells[s, share]).verdict == CANNOT_TELL]
+    rest = [s for s in lossless if s != best and not _paired(cells[best, share], cells[s, share]).is_decided]
     also = f" (not told apart from {', '.join(rest)})" if rest else ""
     rate = cells[best, share].summary["decode_tokens_per_s"]
     assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"

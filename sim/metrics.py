@@ -13,7 +13,7 @@ import polars as pl
 from sim.bounds import Bounds
 from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
-from sim.intervals import ratio_intervals
+from sim.intervals import ratio_intervals, share_interval
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
 from sim.policies.payloads import ReusedChannels
 from sim.policies.pools import Pooled
@@ -292,8 +292,7 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
         "ttft_s": (ttft / 1e9, one),
         "latency_s": (latency / 1e9, one),
         "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
-        "hit_ratio": (found, asked),
-    }, run.seed)  # fmt: skip
+    }) | {"hit_ratio": share_interval(found, asked)}  # fmt: skip
 
 
 def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:

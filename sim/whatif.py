@@ -164,7 +164,7 @@ def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
         summary = one.summary
         faster = None
         if one is not against:
-            faster = paired(decode_time_and_tokens(one)[0], decode_time_and_tokens(against)[0], summary["seed"])
+            faster = paired(decode_time_and_tokens(one)[0], decode_time_and_tokens(against)[0])
         yield Row(
             value, name, float(summary["decode_tokens_per_s"]), summary["ci95"]["decode_tokens_per_s"],
             sum(summary["stall_s"].values()) / summary["makespan_s"], summary["hit_ratio"],

@@ -2,7 +2,7 @@
 
 Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text from the same prompt,
 by its most likely token. In either, the open loop simulates on the full-precision model's gates in that mode, and the
-closed loop has the lossy model in it. Intervals resample sequences, paired.
+closed loop has the lossy model in it. Intervals are paired, over sequences (``sim.intervals``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from real.lossy.replay import Reference, Subject, agreement, live_run, refer
 from real.lossy.texts import Reading, Text
 from sim.execute import Result, execute
 from sim.frames import Frames
-from sim.intervals import LEVEL, resamples
+from sim.intervals import from_errors, mean_interval
 from sim.latency import decode_time_and_tokens
 from sim.pareto import label_of
 from sim.policies.base import IntArray
@@ -209,31 +209,30 @@ def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
 def _change(before: tuple[Floats, Floats], after: tuple[Floats, Floats], *,
             relative: bool) -> tuple[float, float, Estimate]:  # fmt: skip
     """Ratios of sums before and after, and their difference (or relative change), paired over sequences."""
-
-    def change(pick: Any) -> Any:
-        old, new = (above[pick].sum(-1) / np.maximum(below[pick].sum(-1), 1e-300) for above, below in (before, after))
-        # A system that moves nothing in either loop has not changed.
-        return np.where(new == old, 0.0, new / np.where(old == 0, np.nan, old) - 1) if relative else new - old
-
-    everything = np.arange(len(before[0]))
-    value = float(change(everything))
-    old, new = (float(above.sum() / below.sum()) for above, below in (before, after))
-    return old, new, _with_interval(value, change, len(everything))
+    (a, b), (c, d) = before, after
+    old, new = float(a.sum() / b.sum()), float(c.sum() / d.sum())
+    # A system that moves nothing in either loop has not changed.
+    if old == new == 0:
+        return old, new, Estimate(0.0, *((0.0, 0.0) if len(a) > 1 else (None, None)))
+    value = new / old - 1 if relative else new - old
+    if len(a) < 2 or (relative and not new):
+        return old, new, Estimate(value, None, None)
+    parts = [column / column.sum() for column in ((a, b, c, d) if relative else (b, d))]
+    share = np.mean(parts, axis=0)
+    if relative:
+        errors = parts[2] - parts[3] - parts[0] + parts[1]
+        low, high = from_errors(1 + value, errors, share, True).interval()
+        return old, new, Estimate(value, float(low) - 1, float(high) - 1)
+    errors = (c - new * d) / d.sum() - (a - old * b) / b.sum()
+    low, high = from_errors(value, errors, share, False, max(old, new)).interval()
+    return old, new, Estimate(value, float(low), float(high))
 
 
 def _mean_over(parts: Sequence[Any]) -> Estimate:
-    """The mean of all values (NaN left out), sequences resampled."""
+    """The mean of all values (NaN left out), and its interval over sequences."""
     above = np.array([np.nansum(part) for part in parts])
     below = np.array([np.isfinite(part).sum() for part in parts], np.float64)
-    return _with_interval(float(above.sum() / below.sum()), lambda pick: above[pick].sum(-1) / below[pick].sum(-1),
-                          len(parts))  # fmt: skip
-
-
-def _with_interval(value: float, of_picks: Any, count: int) -> Estimate:
-    if count < 2:
-        return Estimate(value, None, None)
-    low, high = np.nanpercentile(of_picks(resamples(count, 0)), LEVEL)
-    return Estimate(value, float(low), float(high))
+    return Estimate(float(above.sum() / below.sum()), *(mean_interval(above, below) or (None, None)))
 
 
 def _by_distance(decoded: Sequence[Floats]) -> list[tuple[str, Estimate]]:

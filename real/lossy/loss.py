@@ -1,7 +1,7 @@
 """How far a lossy model is from the full-precision one, token by token, and how sure that is.
 
-Every number is paired: both models read the same tokens, and intervals come from resampling whole sequences, the same
-ones for both. Natural logarithms throughout.
+Every number is paired: both models read the same tokens, and intervals are over whole sequences
+(``sim.intervals``). Natural logarithms throughout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sim.intervals import LEVEL, resamples
+from sim.intervals import mean_interval, ratio_interval, share_interval
 
 Floats = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ def token_losses(full: torch.Tensor, lossy: torch.Tensor, following: Sequence[in
     return TokenLoss(nats[0], nats[1], divergence.cpu().numpy(), agrees)
 
 
-def quality_of(losses: Sequence[TokenLoss], seed: int = 0) -> Quality:
+def quality_of(losses: Sequence[TokenLoss]) -> Quality:
     """Over sequences. Raise ValueError where no row has a token that follows it."""
     known = [~np.isnan(loss.full) for loss in losses]
     count = np.array([mask.sum() for mask in known], np.float64)
@@ -113,37 +113,38 @@ def quality_of(losses: Sequence[TokenLoss], seed: int = 0) -> Quality:
     divergence = np.array([loss.divergence.sum() for loss in losses])
     agrees = np.array([loss.agrees.sum() for loss in losses], np.float64)
     return Quality(
-        len(losses), int(count.sum()), _ratio(full, count, seed, np.exp), _ratio(lossy, count, seed, np.exp),
-        _ratio(lossy - full, count, seed, np.expm1), _ratio(divergence, rows, seed), _ratio(agrees, rows, seed),
+        len(losses), int(count.sum()), _exp_of_mean(full, count, np.exp), _exp_of_mean(lossy, count, np.exp),
+        _exp_of_mean(lossy - full, count, np.expm1), _estimate(divergence, rows, ratio_interval(divergence, rows)),
+        _estimate(agrees, rows, share_interval(agrees, rows)),
     )  # fmt: skip
 
 
-def _ratio(above: Floats, below: Floats, seed: int, shape: Callable[[Any], Any] = float) -> Estimate:
-    """``shape(sum(above) / sum(below))`` over sequences, and its interval; with one seed all see the same resamples."""
-    value = float(shape(above.sum() / below.sum()))
-    if len(above) < 2:
-        return Estimate(value, None, None)
-    pick = resamples(len(above), seed)
-    drawn_below = below[pick].sum(1)
-    drawn = above[pick].sum(1)[drawn_below > 0] / drawn_below[drawn_below > 0]
-    low, high = np.percentile(drawn, LEVEL)
-    # ``shape`` is increasing, so that percentiles go through it.
-    return Estimate(value, float(shape(low)), float(shape(high)))
+def _estimate(above: Floats, below: Floats, interval: tuple[float, float] | None) -> Estimate:
+    """``sum(above) / sum(below)`` over sequences, with its interval."""
+    return Estimate(float(above.sum() / below.sum()), *(interval or (None, None)))
 
 
-def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss], seed: int = 0) -> Estimate:
+def _exp_of_mean(above: Floats, below: Floats, shape: Callable[[Any], Any]) -> Estimate:
+    """``shape``, an increasing function, of ``sum(above) / sum(below)``, and of both ends of its interval."""
+    found = _estimate(above, below, mean_interval(above, below))
+    ends = [None if end is None else float(shape(end)) for end in (found.low, found.high)]
+    return Estimate(float(shape(found.value)), *ends)
+
+
+def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estimate:
     """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same sequences."""
     _require_pairs(ours, theirs)
     pairs = [TokenLoss(b.lossy, a.lossy, a.divergence, a.agrees) for a, b in zip(ours, theirs, strict=True)]
-    return quality_of(pairs, seed).increase
+    return quality_of(pairs).increase
 
 
-def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss], seed: int = 0) -> Estimate:
+def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estimate:
     """KL of ``ours`` - that of ``theirs`` in nats a token, paired over the same sequences."""
     _require_pairs(ours, theirs)
     pairs = list(zip(ours, theirs, strict=True))
     gap = np.array([(a.divergence - b.divergence).sum() for a, b in pairs])
-    return _ratio(gap, np.array([len(a.divergence) for a in ours], np.float64), seed)
+    rows = np.array([len(a.divergence) for a in ours], np.float64)
+    return _estimate(gap, rows, mean_interval(gap, rows))
 
 
 def _require_pairs(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.hardware import Hardware
-from sim.intervals import LEVEL, resamples
+from sim.intervals import ratio_interval
 from sim.reproduce.measured import Measured
 from sim.reproduce.rules import Value
 from sim.trace import DECODE, PREFILL, Trace
 
-SEED = 0
 Floats = NDArray[np.float64]
 Group = Mapping[str, Measured]
 """The arms of one group, by name."""
@@ -37,24 +36,19 @@ def take(points: Sequence[float], how: str) -> float:
     return float(max(points) if how in ("max", "any") else np.mean(points))
 
 
-def _ratio_draws(above: Floats, below: Floats) -> Floats:
-    pick = resamples(len(above), SEED)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        drawn = above[pick].sum(axis=1) / below[pick].sum(axis=1)
-    return np.asarray(drawn[np.isfinite(drawn)], np.float64)
-
-
 def _paired(given: Given, read: Callable[[Measured], Sequence[float]],
             shape: Callable[[Any], Any] = lambda ratio: ratio) -> Value:  # fmt: skip
-    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 % intervals."""
+    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 % intervals.
+
+    ``shape`` is increasing. One sequence tells nothing: any ratio is possible.
+    """
     ours, theirs = (str(arm) for arm in given.arms[:2])
     points, intervals = [], []
     for group in given.groups:
         a, b = np.array(read(group[ours]), np.float64), np.array(read(group[theirs]), np.float64)
         points.append(float(shape(b.sum() / a.sum())) if a.sum() else float("nan"))
-        draws = shape(_ratio_draws(b, a))
-        ends = np.percentile(draws, LEVEL) if len(draws) else (np.nan, np.nan)
-        intervals.append((float(min(ends)), float(max(ends))))
+        low, high = ratio_interval(b, a) or (0.0, float("inf"))
+        intervals.append((float(shape(low)), float(shape(high))))
     if given.take == "max":
         best = int(np.argmax(points))
         return Value(points[best], (points[best],), (intervals[best],))
@@ -66,7 +60,7 @@ def _paired(given: Given, read: Callable[[Measured], Sequence[float]],
 
 def _reduction(ratio: Any) -> Any:
     """Ours below theirs, as a share of theirs."""
-    return 1 - 1 / ratio
+    return 1 - 1 / ratio if ratio else -float("inf")
 
 
 def _faster(given: Given, read: Callable[[Measured], Sequence[float]]) -> Value:

@@ -203,7 +203,7 @@ def _compare(ours: Row, theirs: Row) -> Paired:
     """How many times as fast the first decodes, sequence by sequence."""
     if list(ours["sequence"]) != list(theirs["sequence"]):
         raise ValueError("the two runs decoded different sequences, which cannot be paired")
-    return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]), 0)
+    return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]))
 
 
 def _open(optuna: Any, search: Search, output_dir: Path) -> Any:

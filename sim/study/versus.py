@@ -84,10 +84,10 @@ def _conditions(row: Row) -> str:
 
 def _group(ours: Row, cells: Sequence[Row]) -> Group:
     summary = json.loads(ours["summary"])
-    own_ns, seed = np.array(ours["decode_ns"]), int(summary["seed"])
+    own_ns = np.array(ours["decode_ns"])
     sides = [
         Side(row["system"], row["decode_tokens_per_s"], _interval(row), row["hit_ratio"],
-             None if row is ours else paired(own_ns, np.array(row["decode_ns"]), seed))
+             None if row is ours else paired(own_ns, np.array(row["decode_ns"])))
         for row in sorted(cells, key=lambda row: (-row["decode_tokens_per_s"], row["system"]))
     ]  # fmt: skip
     trace, gates = summary["trace"], str(summary["trace"]["gates"])

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sim.outputs import write_outputs
 from sim.paired import FASTER, paired
 from sim.trials import Trial, prepared, trial
 
-COMMON = ("trace.max_sequences=2", "budget.resident_share=0.4")
+COMMON = ("trace.max_sequences=4", "workload.decode_tokens=24", "budget.resident_share=0.4")
 NAMES = ("lru", "lfu")
 
 
@@ -83,7 +84,12 @@ def test_files_say_what_the_simulation_said(trials: dict[str, Trial], folders: d
 
 
 def test_with_arrivals_the_latency_decides() -> None:
-    words = ("trace.max_sequences=2", "workload=continuous_4", "workload.arrivals_per_s=0.05")
+    words = (
+        "trace.max_sequences=4",
+        "workload.decode_tokens=24",
+        "workload=continuous_4",
+        "workload.arrivals_per_s=0.05",
+    )
     one, other = (trial([f"system={system}", *words]) for system in ("hobbit", "load_on_demand"))
     found = compared(("hobbit", "none"), one, other)
     assert list(found.ratios)[:2] == ["latency", "all steps"]
@@ -205,11 +211,11 @@ def test_what_cannot_be_asked_is_refused(
 
 @pytest.fixture
 def hand_made() -> Callable[[float], Comparison]:
-    """Three sequences, B's times ``factor`` times A's; 1 s of computing, the rest waiting."""
+    """Four sequences, B's times ``factor`` times A's; 1 s of computing, the rest waiting."""
 
     def made(factor: float) -> Comparison:
-        ours = np.array([1e9, 2e9, 3e9])
-        ratio = paired(ours, factor * ours, 0)
+        ours = np.array([1e9, 2e9, 2e9, 1e9])
+        ratio = paired(ours, factor * ours)
         waiting = 5_000_000_000, round(6e9 * factor) - 1_000_000_000
         return Comparison(("x", "y"), {"compute": (10**9, 10**9), "no_slot": waiting}, {"all steps": ratio}, None)
 
@@ -219,11 +225,11 @@ def hand_made() -> Callable[[float], Comparison]:
 @pytest.mark.parametrize(
     ("factor", "told"),
     [
-        (1.5, "A (x) is faster than B (y). B's time over A's, paired 95 % over sequences: all steps 1.50x "
-              "[1.50, 1.50], P(A faster) > 0.999. A's run is -3.000 s against B's, of which waiting for no slot "
+        (1.5, "A (x) is faster than B (y). B's time over A's, paired 95 % over 4 sequences of this trace: all steps "
+              "1.50x [1.50, 1.50], P(A faster) > 0.999. A's run is -3.000 s against B's, of which waiting for no slot "
               "-3.000 s."),
-        (0.5, "A (x) is slower than B (y). B's time over A's, paired 95 % over sequences: all steps 0.50x "
-              "[0.50, 0.50], P(A faster) < 0.001. A's run is +3.000 s against B's, of which waiting for no slot "
+        (0.5, "A (x) is slower than B (y). B's time over A's, paired 95 % over 4 sequences of this trace: all steps "
+              "0.50x [0.50, 0.50], P(A faster) < 0.001. A's run is +3.000 s against B's, of which waiting for no slot "
               "+3.000 s."),
     ],
     ids=["faster", "slower"],
@@ -232,6 +238,14 @@ def test_the_answer_says_who_by_how_much_and_why(
     hand_made: Callable[[float], Comparison], factor: float, told: str
 ) -> None:
     assert answer(hand_made(factor)) == told
+
+
+def test_too_few_sequences_have_figures_and_no_verdict(hand_made: Callable[[float], Comparison]) -> None:
+    found = hand_made(1.5)
+    few = replace(found, ratios={"all steps": paired(np.array([1e9, 2e9, 3e9]), 1.5 * np.array([1e9, 2e9, 3e9]))})
+    told = answer(few)
+    assert told.startswith("Cannot tell whether A (x) or B (y) is faster (fewer than 4 sequences). B's time over A's, ")
+    assert "all steps 1.50x [1.50, 1.50]" in told
 
 
 def test_the_table_leaves_out_what_neither_waited_for(hand_made: Callable[[float], Comparison]) -> None:

@@ -1,23 +1,27 @@
-"""Bootstrap intervals where the answer is known."""
+"""Intervals over sequences, against textbook t intervals, a matrix computation, and cases known by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from sim.intervals import RESAMPLES, ratio_intervals, resamples
+from sim.intervals import Floats, estimate, mean_interval, ratio_interval, share_interval
+
+RANDOM = np.random.default_rng(11)
 
 
-def one(above: list[float], below: list[float], seed: int = 0) -> tuple[float, float] | None:
-    return ratio_intervals({"x": (np.array(above), np.array(below))}, seed)["x"]
+def one(above: list[float], below: list[float]) -> tuple[float, float] | None:
+    return ratio_interval(np.array(above), np.array(below))
 
 
 def test_the_interval_of_a_constant_is_the_constant() -> None:
     assert one([6.0, 6.0, 6.0], [2.0, 2.0, 2.0]) == (3.0, 3.0)
 
 
-def test_a_ratio_of_sums_is_constant_where_every_part_has_the_same_ratio() -> None:
+def test_a_ratio_of_sums_is_certain_where_every_sequence_has_the_same_ratio() -> None:
     assert one([1.0, 20.0, 300.0], [2.0, 40.0, 600.0]) == (0.5, 0.5)
+    assert one([0.1, 0.7, 1.3], [0.3, 2.1, 3.9]) == (pytest.approx(1 / 3, rel=1e-15),) * 2
 
 
 def test_fewer_than_two_sequences_and_nothing_below_have_no_interval() -> None:
@@ -26,38 +30,92 @@ def test_fewer_than_two_sequences_and_nothing_below_have_no_interval() -> None:
     assert one([1.0, 2.0], [0.0, 0.0]) is None
 
 
-def test_resamples_without_anything_below_are_left_out() -> None:
-    """Only the second counts: whatever is drawn has the ratio 4, or none."""
-    assert one([0.0, 4.0], [0.0, 1.0]) == (4.0, 4.0)
+def test_a_sequence_without_any_part_tells_nothing() -> None:
+    assert one([4.0, 0.0, 5.0], [1.0, 0.0, 1.0]) == one([4.0, 5.0], [1.0, 1.0])
+    assert one([0.0, 4.0], [0.0, 1.0]) is None
 
 
-def test_the_interval_contains_the_ratio_and_stays_within_the_extremes() -> None:
-    above, below = [1.0, 2.0, 3.0, 4.0, 10.0], [1.0] * 5
-    found = one(above, below)
+def test_what_is_0_in_every_sequence_is_0() -> None:
+    assert one([0.0, 0.0], [3.0, 1.0]) == (0.0, 0.0)
+
+
+def test_equal_sequences_have_the_textbook_t_interval_of_the_mean() -> None:
+    values = RANDOM.normal(5.0, 1.0, 7)
+    low, high = stats.t.interval(0.95, 6, loc=values.mean(), scale=stats.sem(values))
+    assert mean_interval(values, np.ones(7)) == pytest.approx((low, high), rel=1e-12)
+    found = estimate(values, np.ones(7))
     assert found is not None
-    low, high = found
-    assert 1.0 <= low < 4.0 < high <= 10.0
+    # Not exactly 6: the log ratio gives sequences their share of either sum.
+    assert found.freedom == pytest.approx(6, abs=0.2)
 
 
-def test_with_many_sequences_the_interval_is_that_of_the_mean() -> None:
-    """Normal with standard deviation 1: 1.96 / sqrt(1000) = 0.062 on either side of the mean."""
-    values = np.random.default_rng(7).normal(5.0, 1.0, 1000)
-    found = one(list(values), [1.0] * 1000)
+def by_matrix(above: Floats, below: Floats) -> tuple[float, float]:
+    """Standard error of the log ratio and degrees of freedom, by the definition of Bell and McCaffrey.
+
+    Independent errors with variances as the shares leave, once each sequence has given its share of their sum, what is
+    seen. Each square is divided by its expectation over its variance; the freedom is 2 E^2 / Var of their sum.
+    """
+    share = (above / above.sum() + below / below.sum()) / 2
+    seen = above / above.sum() - below / below.sum()
+    residual = np.eye(len(share)) - np.outer(share, np.ones(len(share)))
+    covariance = residual @ np.diag(share) @ residual.T
+    scale = share / np.diag(covariance)
+    half = np.diag(np.sqrt(scale)) @ residual @ np.diag(np.sqrt(share))
+    eigenvalues = np.linalg.eigvalsh(half.T @ half)
+    return float(np.sqrt((scale * seen**2).sum())), float(eigenvalues.sum() ** 2 / (eigenvalues**2).sum())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 9, 40])
+def test_error_and_freedom_are_those_of_the_quadratic_form(count: int) -> None:
+    above, below = RANDOM.lognormal(0, 1, count), RANDOM.lognormal(0, 1, count)
+    found = estimate(above, below)
     assert found is not None
-    spread = 1.96 * values.std() / np.sqrt(1000)
-    assert found == pytest.approx((values.mean() - spread, values.mean() + spread), abs=0.15 * spread)
+    assert (found.error, found.freedom) == pytest.approx(by_matrix(above, below), rel=1e-9)
 
 
-def test_the_same_seed_draws_the_same_sequences_for_every_metric() -> None:
-    values, ones = [1.0, 5.0, 2.0, 8.0, 13.0, 7.5, 0.25, 31.0], [1.0] * 8
-    assert one(values, ones, seed=3) == one(values, ones, seed=3)
-    assert one(values, ones, seed=3) != one(values, ones, seed=4)
-    both = ratio_intervals({"a": (np.array(values), np.array(ones)), "b": (np.array(values), np.array(ones))}, 3)
-    assert both["a"] == both["b"] == one(values, ones, seed=3)
+def test_a_sequence_that_is_most_of_the_sum_leaves_about_one_degree_of_freedom() -> None:
+    found = estimate(np.array([1000.0, 1.1, 1.2, 0.9]), np.array([1000.0, 1.0, 1.0, 1.0]))
+    assert found is not None
+    assert found.freedom == pytest.approx(1.0, abs=0.05)
 
 
-def test_resamples_are_indices_drawn_with_replacement() -> None:
-    drawn = resamples(4, 0)
-    assert drawn.shape == (RESAMPLES, 4)
-    assert set(np.unique(drawn)) == {0, 1, 2, 3}
-    assert any(len(set(row)) < 4 for row in drawn.tolist())
+def test_two_unequal_sequences_give_a_wide_interval_worked_by_hand() -> None:
+    """Ratios 1 and 4 over equal denominators: log errors +-0.3, shares .35 and .65, one degree of freedom."""
+    found = estimate(np.array([1.0, 4.0]), np.array([1.0, 1.0]))
+    assert found is not None
+    error = np.sqrt(0.3**2 / (1 - 0.35) + 0.3**2 / (1 - 0.65))
+    assert (found.value, found.error, found.freedom) == pytest.approx((2.5, error, 1.0))
+    assert one([1.0, 4.0], [1.0, 1.0]) == pytest.approx(
+        (2.5 * np.exp(-12.7062 * error), 2.5 * np.exp(12.7062 * error)), rel=1e-5
+    )
+
+
+def test_the_inverse_of_a_ratio_has_the_inverse_interval() -> None:
+    above, below = RANDOM.lognormal(0, 1, 6), RANDOM.lognormal(0, 1, 6)
+    there, back = ratio_interval(above, below), ratio_interval(below, above)
+    assert there is not None
+    assert back == pytest.approx((1 / there[1], 1 / there[0]))
+
+
+def test_a_share_stays_between_0_and_1_and_its_complement_mirrors_it() -> None:
+    part, whole = np.array([99.0, 100.0, 97.0]), np.full(3, 100.0)
+    found, rest = share_interval(part, whole), share_interval(whole - part, whole)
+    assert found is not None
+    assert 0 < found[0] < part.sum() / whole.sum() < found[1] < 1
+    assert rest == pytest.approx((1 - found[1], 1 - found[0]))
+    assert share_interval(whole, whole) == (1.0, 1.0)
+    assert share_interval(np.zeros(3), whole) == (0.0, 0.0)
+    assert share_interval(whole[:1], whole[:1]) is None
+
+
+def test_a_difference_of_either_sign_is_symmetric_about_its_mean() -> None:
+    low, high = mean_interval(np.array([-1.0, 2.0, 0.5]), np.array([10.0, 12.0, 9.0])) or (np.nan, np.nan)
+    assert (low + high) / 2 == pytest.approx(1.5 / 31)
+    assert low < 0 < high
+
+
+def test_confidence_is_one_half_at_the_estimate_and_975_in_1000_at_the_lower_end() -> None:
+    found = estimate(RANDOM.lognormal(0, 1, 5), RANDOM.lognormal(0, 1, 5))
+    assert found is not None
+    assert found.confidence_above(float(found.value)) == pytest.approx(0.5)
+    assert found.confidence_above(float(found.interval()[0])) == pytest.approx(0.975)

@@ -90,7 +90,7 @@ def test_points_are_compared_with_the_system_as_it_stands_pair_by_pair() -> None
     base = times_of(loops[0])
     for values, loop in zip(varied[1:], loops[1:], strict=True):
         point = points[str(values)]
-        assert point.faster == paired(times_of(loop), base, 0)
+        assert point.faster == paired(times_of(loop), base)
         assert point.worse == divergence_difference(loop.decoded, loops[0].decoded)
         assert point.worse.value == pytest.approx(point.loss - points["{}"].loss)
     assert all(point.faster is None for point in points_of([{"x": 1}] * 4, loops)), "nothing stands as it is"

@@ -1,0 +1,33 @@
+"""Prints what the 95 % intervals cover, by simulation: ``python tests/bench/interval_coverage.py``.
+
+Rows are numbers of sequences. A column takes all lengths of sequences (equal to very unequal) and tells the lowest and
+the highest coverage, in per cent.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "unit" / "sim"), str(Path(__file__).parents[2])]
+
+from interval_tails import SIZES, SKEWED, TAILS, coverage  # noqa: E402
+
+COUNTS = (2, 3, 4, 6, 8, 16, 32)
+TRIALS = 20_000
+
+
+def main() -> None:
+    """One line for each number of sequences."""
+    print("sequences | both systems vary: " + " | ".join(TAILS) + " | one alone varies: " + " | ".join(SKEWED))
+    for count in COUNTS:
+        cells = []
+        for kinds, one_sided in ((TAILS, False), (SKEWED, True)):
+            for tail in kinds.values():
+                found = [100 * coverage(size, tail, count, TRIALS, count, one_sided) for size in SIZES.values()]
+                cells.append(f"{min(found):.1f} to {max(found):.1f}")
+        print(f"{count} | {' | '.join(cells)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Made-up sequences, for what intervals cover: how unequal sequences are, and how a system's time varies on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.intervals import Floats, estimate
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
+
+SIZES: dict[str, Draw] = {
+    "equal": lambda random, shape: np.ones(shape),
+    "lognormal .5": lambda random, shape: random.lognormal(0, 0.5, shape),
+    "lognormal 1": lambda random, shape: random.lognormal(0, 1, shape),
+    "one in four is 8x": lambda random, shape: np.where(random.random(shape) < 0.25, 8.0, 1.0),
+    "pareto 2.5": lambda random, shape: random.pareto(2.5, shape) + 1,
+}
+"""How long sequences are."""
+TAILS: dict[str, Draw] = {
+    "5 %": lambda random, shape: random.lognormal(0, 0.05, shape),
+    "20 %": lambda random, shape: random.lognormal(0, 0.2, shape),
+    "t with 3 degrees": lambda random, shape: np.exp(np.clip(0.05 * random.standard_t(3, shape), -3, 3)),
+    "exponential": lambda random, shape: 0.8 + 0.2 * random.exponential(1, shape),
+}
+"""By which factor a system's time on a sequence is off from its usual one."""
+SKEWED: dict[str, Draw] = {
+    "exponential": TAILS["exponential"],
+    "one in five is 1.5x": lambda random, shape: np.where(random.random(shape) < 0.2, 1.5, 1.0),
+}
+"""What one system does and the other does not: a difference that is not symmetric."""
+
+
+def covered(theirs: Floats, ours: Floats, truth: float) -> float:
+    """The share of trials, rows of [trials, sequences], whose interval contains ``truth``."""
+    found = estimate(theirs, ours)
+    assert found is not None
+    low, high = found.interval()
+    return float(np.mean((low <= truth * (1 + 1e-12)) & (truth * (1 - 1e-12) <= high)))
+
+
+def coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed: int, one_sided: bool = False) -> float:
+    """How often the interval of two equal systems' ratio contains the truth; ``one_sided``: only one system varies."""
+    random = np.random.default_rng(seed)
+    shape = (trials, sequences)
+    usual = size(random, shape)
+    theirs = usual * tail(random, shape)
+    if not one_sided:
+        return covered(theirs, usual * tail(random, shape), 1.0)
+    return covered(theirs, usual, float(tail(random, (1, 4_000_000)).mean()))
