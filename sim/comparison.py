@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.labels import Labels, labels_in
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, whole_time
 from sim.outputs import served
 from sim.paired import Paired, paired
@@ -36,7 +37,7 @@ class Comparison:
     names: tuple[str, str]
     parts: Mapping[str, tuple[int, int]]
     ratios: Mapping[str, Paired]
-    label: str | None
+    labels: tuple[Labels, Labels]
     served: tuple[str, str] = ("", "")
     """At which precisions A and B serve, and what they leave out, in words."""
 
@@ -64,10 +65,9 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
         ours, theirs = of(a), of(b)
         if ours.any() and theirs.any():
             ratios[name] = paired(ours, theirs, seed)
-    gates = str(a.summary["trace"]["gates"])
     return Comparison(
         names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
-        gates if "TRANSPLANTED" in gates else None, (served(a.summary), served(b.summary)),
+        (labels_in(a.summary), labels_in(b.summary)), (served(a.summary), served(b.summary)),
     )  # fmt: skip
 
 

@@ -47,6 +47,11 @@ def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
     return " ".join([str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)])
 
 
+def changes(overrides: Iterable[str]) -> list[str]:
+    """Of the overrides those of the system's surroundings: machine, model, trace, workload."""
+    return [word for word in overrides if group_of(word) in SURROUNDINGS]
+
+
 def group_of(override: str) -> str:
     """The configuration group, or the section, that an override changes.
 

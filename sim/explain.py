@@ -22,6 +22,7 @@ import polars as pl
 
 from sim.build import load_trace
 from sim.explain_words import Names, ms, prefetch_story, residency_story
+from sim.labels import caption
 from sim.lookahead_ranks import forecasts
 from sim.run_log import RunLog
 from sim.trace import Trace
@@ -77,6 +78,7 @@ class Explained:
             self._outcome(asked, row, names),
             *residency_story(run, names, key, row),
             *prefetch_story(run, names, key, row, foreseen),
+            *([f"[{label}]"] if (label := caption([("", run.labels)])) else []),
         ]
 
     def _outcome(self, asked: Question, row: dict[str, Any], names: Names) -> str:

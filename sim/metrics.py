@@ -14,6 +14,7 @@ from sim.bounds import Bounds
 from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.intervals import ratio_intervals
+from sim.labels import labels_of
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
 from sim.policies.payloads import ReusedChannels
 from sim.policies.pools import Pooled
@@ -51,6 +52,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "seed": run.seed,
         "version": VERSION,
         "trace": _trace(run),
+        "labels": labels_of(run, frames.lookups).kinds(),
         "budget": _budget(run),
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
@@ -109,6 +111,7 @@ def _trace(run: Run) -> dict[str, Any]:
         "name": header.name,
         "sha256": trace_sha256(header),
         "sequences": len(chosen),
+        "numbers": [s.sequence for s in chosen],
         "prefill_tokens": sum(s.prompt_tokens for s in chosen),
         "decode_tokens": sum(s.decode_tokens for s in chosen),
         "source": header.source,

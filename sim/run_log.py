@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ import polars as pl
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
+
+from sim.labels import Labels, labels_in
 
 CONFIG_FILE = "config.yaml"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -66,7 +69,7 @@ class Stay:
 
 
 class RunLog:
-    """The tables and the configuration of one run."""
+    """The tables and the configuration of one run, and its ``labels``."""
 
     def __init__(self, directory: str | Path) -> None:
         """Raise ValueError, naming file, finding and way out, unless ``directory`` holds a run with all its files."""
@@ -81,6 +84,7 @@ class RunLog:
         self.units = self.experts + 1
         self.plane = self.sites * self.units
         self.lookups, self.transfers, self.decisions, self.tokens = (self._read(name) for name in COLUMNS)
+        self.labels = self._read_labels()
         if not len(self.decisions):
             raise ValueError(f"{self.root / 'decisions.parquet'} has no rows, but every lookup is one; {RUN_AGAIN}")
 
@@ -97,6 +101,13 @@ class RunLog:
         if not isinstance(found, dict):
             raise ValueError(f"{place} must be a section of values; {RUN_AGAIN}")
         return {str(name): value for name, value in found.items()}
+
+    def _read_labels(self) -> Labels:
+        place = self.root / "summary.json"
+        try:
+            return labels_in(json.loads(place.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
 
     def _read(self, name: str) -> pl.DataFrame:
         place = self.root / f"{name}.parquet"

@@ -3,12 +3,14 @@
 Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches are walked once, and
 every machine's times follow from what they did, bit for bit those of ``python -m sim``. Other settings are refused by
 the switch that makes them so. Values after a comma are further machines: every combination is one.
+The column ``labels`` has what a reader must know of each row (`sim.labels`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.build import build
+from sim.configure import changes
 from sim.frames import Frames
+from sim.labels import from_row, labels_of, told
 from sim.latency import request_times
 from sim.metrics import hit_ratio
 from sim.record import Record
@@ -49,7 +53,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     moves = first_pass(runs[0].controller, runs[0].workload)
     times = second_pass(moves, [run.durations for run in runs])
     return pl.DataFrame([
-        {**cell.axes, **_measured(runs[0], run, times, machine)}
+        {**cell.axes, **_measured(runs[0], run, times, machine, cell)}
         for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
     ])  # fmt: skip
 
@@ -66,7 +70,7 @@ def _require_constant_links(run: Run, words: str) -> None:
         )
 
 
-def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, Any]:
+def _measured(walked: Run, run: Run, times: Times, machine: int, cell: Cell) -> dict[str, Any]:
     """What a summary tells of a run's times, by its own definitions."""
     lookups = [0] * len(walked.controller.lookup_keys)
     record = Record(
@@ -77,7 +81,10 @@ def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, An
     found: dict[str, Any] = {}
     for name, value in request_times(frames).items():
         found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
-    return {**found, "hit_ratio": hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))}
+    found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
+    # The machine is this one, what it did that of the walk.
+    labels = replace(labels_of(replace(walked, hardware=run.hardware), frames.lookups), changed=tuple(changes(cell.words)))
+    return {**found, "labels": labels.row()}
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
@@ -122,7 +129,10 @@ def main(words: Sequence[str]) -> int:
         table.add_row(
             *(str(row[key]) for key in axes), *("-" if row[key] is None else f"{row[key]:.4g}" for key in SHOWN)
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for text in told((" ".join(cell.words), from_row(row)) for cell, row in zip(cells, found["labels"], strict=True)):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

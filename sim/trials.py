@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.build import build, load_trace, trace_directory
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.execute import execute
 from sim.run import Run
 from sim.study.cells import cell_key
@@ -52,7 +52,8 @@ def trial(words: Sequence[str]) -> Trial:
     """Simulate the run of these overrides."""
     run = prepared(words)
     result = execute(run)
-    return Trial(result.summary, run.config, result.frames.tokens, result.frames.sequences)
+    summary = {**result.summary, "overrides": changes(words)}
+    return Trial(summary, run.config, result.frames.tokens, result.frames.sequences)
 
 
 def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:

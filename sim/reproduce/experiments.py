@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from sim.build import ROOT, load_trace
 from sim.configure import configure
+from sim.labels import Labels, from_row
 from sim.orphans import leave_with_parent
 from sim.reproduce import arms, keys
 from sim.reproduce.arms import Arm, ArmError, Job, expand
@@ -50,6 +51,8 @@ class Outcome:
     default: Value | None
     grid: Mapping[str, Value] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[tuple[str, Labels], ...] = ()
+    """Of the runs at the default, by arm."""
 
     @property
     def values(self) -> list[Value]:
@@ -237,7 +240,11 @@ def outcome(paper: Paper, experiment: Experiment, points: Sequence[Point], resul
             failures[point.name] = str(broken[0])
         else:
             values[point.name] = _value(paper, experiment, point, results, runner)
-    return Outcome(values.pop("default", None), values, failures)
+    groups = points[0].groups if "default" in values else ()
+    runs = [(name, found) for group in groups for name, arm in group.items()
+            if isinstance(found := results.get(arm), Measured)]  # fmt: skip
+    labels = tuple(dict.fromkeys((name, from_row(run.labels)) for name, run in runs))
+    return Outcome(values.pop("default", None), values, failures, labels)
 
 
 def _value(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner) -> Value:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
 
 from sim.build import build
+from sim.configure import changes
 from sim.execute import execute
 from sim.latency import decode_time_and_tokens
 from sim.orphans import leave_with_parent
@@ -42,7 +43,7 @@ def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
         return make_row(study, cell, FAILED, _reason(error))
     try:
         result = execute(run)
-        summary = {**result.summary, "overrides": list(cell.words), "wall_s": round(time.perf_counter() - started, 4)}
+        summary = {**result.summary, "overrides": changes(cell.words), "wall_s": round(time.perf_counter() - started, 4)}
         decode_ns, tokens = decode_time_and_tokens(result.frames)
         by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
                        "decode_tokens": tokens.tolist()}  # fmt: skip

@@ -25,7 +25,7 @@ LAYERS = (
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",
      "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
-     "forecasts", "gate_inputs", "fitting", "refusals", "stalls", "bounds", "intervals", "timeline", "synthesis",
+     "forecasts", "gate_inputs", "labels", "fitting", "refusals", "stalls", "bounds", "intervals", "timeline", "synthesis",
      "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
      "paired", "bound_problem", "relaxation", "breakeven"},
