@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from real.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
 from real.validation.closed import as_lines, as_rows, read_modes, shifts_of
 from real.validation.report import write_report, write_timelines
+from sim.configure import changes
 from sim.outputs import check_writable
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
@@ -127,7 +128,15 @@ def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lamb
         facts["left out for time"] = f"{len(order) - len(runs)} of {len(order)} runs"
     made = asked.modes and len(runs) == len(order)
     shifts = [] if not made else shifts_of(plan.systems, plan.shares[0], plan.words, asked.modes, console)
-    text = write_report(output_dir, facts, found, cases, as_lines(shifts, plan.shares[0]), as_rows(shifts))
+    text = write_report(
+        output_dir,
+        facts,
+        found,
+        cases,
+        as_lines(shifts, plan.shares[0]),
+        as_rows(shifts),
+        [(run.system, replace(run.labels, changed=tuple(changes(plan.words)))) for run in runs],
+    )
     first = runs[0]
     twin = prepare_replay(requests[first.system, first.share])
     write_timelines(output_dir / "timelines.json", first.frames, simulated(twin), twin.run.controller.loader.wait,

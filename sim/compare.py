@@ -118,8 +118,12 @@ def table_of(found: Comparison) -> Table:
     """Where the time of either went, and the difference, part by part."""
     a, b = map(escape, found.names)
     table = Table(
-        "time of", f"A: {a} (s)", f"B: {b} (s)", "A - B (s)", title="makespan",
-        caption=escape(caption(zip(("A", "B"), found.labels, strict=True)))
+        "time of",
+        f"A: {a} (s)",
+        f"B: {b} (s)",
+        "A - B (s)",
+        title="makespan",
+        caption=escape(caption(zip(("A", "B"), found.labels, strict=True))),
     )
     for column in table.columns[1:]:
         column.justify = "right"

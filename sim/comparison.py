@@ -103,7 +103,7 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
     """Raise ValueError, naming the first thing that differs and both values."""
     told: list[tuple[str, object, object]] = [("trace sha256", a.sha256, b.sha256)]
     for section in SAME:
-        ours, theirs = (_leaves(section, one.config.get(section)) for one in (a, b))
+        ours, theirs = (leaves(section, one.config.get(section)) for one in (a, b))
         keys = sorted({*ours, *theirs} - PLACES, key=lambda key: (key != f"{section}.name", key))
         told += [(key, ours.get(key, ABSENT), theirs.get(key, ABSENT)) for key in keys]
     told.append(("sequences", a.sequences, b.sequences))
@@ -121,21 +121,23 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
                 way = (f"a share is of the highest precision's bytes (here {a.share:g} and {b.share:g}); give "
                        f"{', or '.join([*ways, 'both the same budget.slots_gib'])}")  # fmt: skip
             raise ValueError(
-                f"{names[0]} has {what}={_short(mine)}, {names[1]} has {what}={_short(other)}; only runs that differ "
+                f"{names[0]} has {what}={short(mine)}, {names[1]} has {what}={short(other)}; only runs that differ "
                 f"in their mechanisms alone can be compared: {way}"
             )
 
 
-def _leaves(prefix: str, value: object) -> dict[str, object]:
+def leaves(prefix: str, value: object) -> dict[str, object]:
+    """The values of a section of a configuration by their dotted keys."""
     if not isinstance(value, dict):
         return {prefix: value}
     found: dict[str, object] = {}
     for key, below in value.items():
-        found |= _leaves(f"{prefix}.{key}", below)
+        found |= leaves(f"{prefix}.{key}", below)
     return found
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as far as a message has room for it."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from sim.run import Run
+from sim.trace_header import Header
 
 Named = Iterable[tuple[str, "Labels"]]
 """Labels by the name of what they are of; a name may come several times."""
@@ -67,11 +68,16 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
     unseen = hardware.validated == "none"
     return Labels(
         transplanted=run.model.transplant, part=run.model.part,
-        synthetic=f"SYNTHETIC gates: {header.name}" if header.source == "synthetic" else None,
+        synthetic=synthetic_label(header),
         machine=f"no time of {hardware.name} was ever compared with a real machine's" if unseen else None,
         lossy=_lossy(run, lookups), knows_future=_knowledge(run),
         reference="a reference: copies take no time" if run.controller.loader.copies == "free" else None,
     )  # fmt: skip
+
+
+def synthetic_label(header: Header) -> str | None:
+    """What a trace that nobody recorded says of numbers that are drawn from it alone."""
+    return f"SYNTHETIC gates: {header.name}" if header.source == "synthetic" else None
 
 
 def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
@@ -83,7 +89,11 @@ def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
         low = pl.col("served").is_in([name for name in others if not stored(name)])
         is_skip = pl.col("outcome") == "skip"
         elsewhere = ~is_skip & (pl.col("key") % geometry.units != pl.col("expert"))
-        found = {"experts at low precision": low, "experts skipped": is_skip, "experts in the place of others": elsewhere}
+        found = {
+            "experts at low precision": low,
+            "experts skipped": is_skip,
+            "experts in the place of others": elsewhere,
+        }
         ways += [way for way, rows in found.items() if lookups.select(rows.any()).item()]
     if run.controller.payload.partial:
         ways.append("channels left out")

@@ -145,6 +145,8 @@ def _budget(run: Run) -> dict[str, Any]:
         best = min(precisions)
         per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.slot_sizes[best]
     return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
+            "slot_bytes": dict(zip(geometry.precisions, geometry.slot_sizes, strict=True)),
+            "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
             "resident_share": run.resident_share}  # fmt: skip
 
 

@@ -192,8 +192,10 @@ class Model:
         if self.gates_of is None:
             return None
         if self.whole is None:
-            return f"TRANSPLANTED: gates of {self.gates_of}, sizes of {self.sizes_of} (how many layers it has is not known)"
-        return ", ".join([f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *self._differences])
+            told = ["how many layers that has is not known"]
+        else:
+            told = self._differences
+        return ", ".join([f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told])
 
     @property
     def part(self) -> str | None:

@@ -69,7 +69,7 @@ class Stay:
 
 
 class RunLog:
-    """The tables and the configuration of one run, and its ``labels``."""
+    """The tables and the configuration of one run."""
 
     def __init__(self, directory: str | Path) -> None:
         """Raise ValueError, naming file, finding and way out, unless ``directory`` holds a run with all its files."""
@@ -84,7 +84,6 @@ class RunLog:
         self.units = self.experts + 1
         self.plane = self.sites * self.units
         self.lookups, self.transfers, self.decisions, self.tokens = (self._read(name) for name in COLUMNS)
-        self.labels = self._read_labels()
         if not len(self.decisions):
             raise ValueError(f"{self.root / 'decisions.parquet'} has no rows, but every lookup is one; {RUN_AGAIN}")
 
@@ -102,7 +101,9 @@ class RunLog:
             raise ValueError(f"{place} must be a section of values; {RUN_AGAIN}")
         return {str(name): value for name, value in found.items()}
 
-    def _read_labels(self) -> Labels:
+    @cached_property
+    def labels(self) -> Labels:
+        """What a reader must know of the run. Raise ValueError without a summary that tells."""
         place = self.root / "summary.json"
         try:
             return labels_in(json.loads(place.read_text(encoding="utf-8")))

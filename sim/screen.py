@@ -83,7 +83,9 @@ def _measured(walked: Run, run: Run, times: Times, machine: int, cell: Cell) -> 
         found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
     found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
     # The machine is this one, what it did that of the walk.
-    labels = replace(labels_of(replace(walked, hardware=run.hardware), frames.lookups), changed=tuple(changes(cell.words)))
+    labels = replace(
+        labels_of(replace(walked, hardware=run.hardware), frames.lookups), changed=tuple(changes(cell.words))
+    )
     return {**found, "labels": labels.row()}
 
 

@@ -43,7 +43,11 @@ def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
         return make_row(study, cell, FAILED, _reason(error))
     try:
         result = execute(run)
-        summary = {**result.summary, "overrides": changes(cell.words), "wall_s": round(time.perf_counter() - started, 4)}
+        summary = {
+            **result.summary,
+            "overrides": changes(cell.words),
+            "wall_s": round(time.perf_counter() - started, 4),
+        }
         decode_ns, tokens = decode_time_and_tokens(result.frames)
         by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
                        "decode_tokens": tokens.tolist()}  # fmt: skip
