@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from real.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
 from real.validation.closed import as_lines, as_rows, read_modes, shifts_of
 from real.validation.report import write_report, write_timelines
-from sim.configure import changes
 from sim.outputs import check_writable
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
@@ -135,7 +134,7 @@ def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lamb
         cases,
         as_lines(shifts, plan.shares[0]),
         as_rows(shifts),
-        [(run.system, replace(run.labels, changed=tuple(changes(plan.words)))) for run in runs],
+        [(run.system, run.labels) for run in runs],
     )
     first = runs[0]
     twin = prepare_replay(requests[first.system, first.share])

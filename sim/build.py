@@ -91,13 +91,13 @@ class WorkloadChoice:
 
 
 def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None, shared: Shared | None = None,
-          stored_bytes: Sequence[int] = ()) -> Run:  # fmt: skip
+          stored_bytes: Sequence[int] = (), changed: Sequence[str] = ()) -> Run:  # fmt: skip
     """A fresh run of a composed configuration, or of the plain values of one.
 
     ``trace`` saves reading it again where it is at hand (with the columns that the run needs); ``shared`` keeps traces
     and workloads for the next run. ``stored_bytes``: what an expert takes at each precision where it is really stored,
-    in place of the model's nominal sizes. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying
-    what does not fit what.
+    in place of the model's nominal sizes. ``changed``: overrides that the run's labels name. Raise ValueError
+    (``TraceError`` and ``CapacityError`` among them), saying what does not fit what.
     """
     config = checked_settings(cfg)
     shared = shared or Shared(0)
@@ -134,7 +134,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     ledger = check_run_memory(model, hardware, workload.limits, controller)
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
-               fitted_on)  # fmt: skip
+               fitted_on, tuple(changed))  # fmt: skip
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:

@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from sim.build import build, load_trace
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.execute import Result, execute
 from sim.labels import Labels, labels_in, told, write_on
 from sim.latency import decode_time_and_tokens
@@ -49,8 +49,9 @@ def main() -> None:
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
         # 75 % of Mixtral's experts exceed a real 4090: the machine is imagined with 48 GiB at every budget alike.
-        cfg, name = configure(f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
-        run = build(cfg, name, trace)
+        words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
+        cfg, name = configure(*words)
+        run = build(cfg, name, trace, changed=changes(words))
         result = execute(run)
         cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
         if (system, share) == (LOSSY, 0.50):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("config", overrides=[*overrides, *FIXED])
-        run = build(cfg, "calibration")
+        run = build(cfg, "calibration", changed=changes(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).splitlines()[0]) from error
     cache = run.controller.cache
@@ -173,7 +173,7 @@ def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
         f"{len(run.workload.sequences)} fit sequences of {run.workload.trace.header.name}, {len(fit.points)} points; "
         f"{fit.near_best()} cost at most 1 % more than the best, the worst costs {fit.penalties[-1]:.4f}",
         *(f"  {cost:.4f}  {text}" for text, cost in table(fit, ROWS)),
-        *told([("", replace(labels_of(run, None), changed=tuple(changes(words))))]),
+        *told([("", labels_of(run, None))]),
         override(fit.best),
     ]
 

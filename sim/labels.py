@@ -72,6 +72,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
         machine=f"no time of {hardware.name} was ever compared with a real machine's" if unseen else None,
         lossy=_lossy(run, lookups), knows_future=_knowledge(run),
         reference="a reference: copies take no time" if run.controller.loader.copies == "free" else None,
+        changed=run.changed,
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def labels_in(summary: Mapping[str, Any]) -> Labels:
         raise ValueError(
             f"the summary of {summary.get('system', 'this run')} has no labels: an older version wrote it; run it again"
         )
-    return from_row({**summary["labels"], "changed": summary.get("overrides") or ()})
+    return from_row({**summary["labels"], "changed": summary["overrides"]})
 
 
 def from_row(row: Mapping[str, Any]) -> Labels:

@@ -53,6 +53,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "version": VERSION,
         "trace": _trace(run),
         "labels": labels_of(run, frames.lookups).kinds(),
+        "overrides": list(run.changed),
         "budget": _budget(run),
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),

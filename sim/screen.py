@@ -44,7 +44,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     Raise ScreenError (a ValueError) for what cannot be screened, ValueError for what cannot run.
     """
     shared = Shared()
-    runs = [build(cell.config, cell.system, shared=shared) for cell in cells]
+    runs = [build(cell.config, cell.system, shared=shared, changed=changes(cell.words)) for cell in cells]
     for run, cell in zip(runs, cells, strict=True):
         require_screenable(run.controller, run.workload.is_timed)
         _require_constant_links(run, " ".join(cell.words))
@@ -53,7 +53,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     moves = first_pass(runs[0].controller, runs[0].workload)
     times = second_pass(moves, [run.durations for run in runs])
     return pl.DataFrame([
-        {**cell.axes, **_measured(runs[0], run, times, machine, cell)}
+        {**cell.axes, **_measured(runs[0], run, times, machine)}
         for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
     ])  # fmt: skip
 
@@ -70,7 +70,7 @@ def _require_constant_links(run: Run, words: str) -> None:
         )
 
 
-def _measured(walked: Run, run: Run, times: Times, machine: int, cell: Cell) -> dict[str, Any]:
+def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, Any]:
     """What a summary tells of a run's times, by its own definitions."""
     lookups = [0] * len(walked.controller.lookup_keys)
     record = Record(
@@ -83,9 +83,7 @@ def _measured(walked: Run, run: Run, times: Times, machine: int, cell: Cell) -> 
         found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
     found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
     # The machine is this one, what it did that of the walk.
-    labels = replace(
-        labels_of(replace(walked, hardware=run.hardware), frames.lookups), changed=tuple(changes(cell.words))
-    )
+    labels = labels_of(replace(walked, hardware=run.hardware, changed=run.changed), frames.lookups)
     return {**found, "labels": labels.row()}
 
 

@@ -38,7 +38,7 @@ class Trial:
 def prepared(words: Sequence[str]) -> Run:
     """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra refuses."""
     cfg, system = _composed(words)
-    return build(cfg, system, _trace(str(cfg.trace.path)))
+    return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
 
 
 def _composed(words: Sequence[str]) -> tuple[DictConfig, str]:
@@ -52,8 +52,7 @@ def trial(words: Sequence[str]) -> Trial:
     """Simulate the run of these overrides."""
     run = prepared(words)
     result = execute(run)
-    summary = {**result.summary, "overrides": changes(words)}
-    return Trial(summary, run.config, result.frames.tokens, result.frames.sequences)
+    return Trial(result.summary, run.config, result.frames.tokens, result.frames.sequences)
 
 
 def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:

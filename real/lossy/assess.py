@@ -168,7 +168,6 @@ class Assessment:
                 check_may_close(run)
                 replayed = closed_loop(run, self.subject, self.reference, tools.variants, tools.eyes, tools.forward,
                                        self.track)  # fmt: skip
-            replayed.result.summary["overrides"] = changes(overrides)
             found.append(self._loop(name, replayed))
         return found
 
@@ -212,7 +211,7 @@ class Assessment:
 def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
     """A fresh run of a composed configuration."""
     cfg, system = configure(*overrides)
-    return build(cfg, system, trace)
+    return build(cfg, system, trace, changed=changes(overrides))
 
 
 def _sequences_of(run: Run) -> tuple[int, ...]:

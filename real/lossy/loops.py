@@ -20,7 +20,6 @@ from real.lossy.assess import Assessment, check_may_close, is_lossless
 from real.lossy.loss import Estimate, TokenLoss, token_losses
 from real.lossy.replay import Reference, Subject, agreement, live_run, refer
 from real.lossy.texts import Reading, Text
-from sim.configure import changes
 from sim.execute import Result, execute
 from sim.frames import Frames
 from sim.intervals import LEVEL, resamples
@@ -142,7 +141,7 @@ class Loops:
             _change(decode_time_and_tokens(opened.frames), decode_time_and_tokens(result.frames), relative=True),
             _mean_over(same),
             _mean_over([loss.divergence for loss in losses]) if losses else None,
-            labels_in({**result.summary, "overrides": changes(overrides)}),
+            labels_in(result.summary),
         )  # fmt: skip
 
     def _close(self, run: Run) -> tuple[Result, list[IntArray], list[TokenLoss], list[Floats]]:

@@ -18,7 +18,7 @@ from real.recording import Recording, record_run
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
 from real.validation.judge import Case
 from sim.calls import replay
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.costs import Durations
 from sim.engine import simulate
 from sim.frames import Frames
@@ -88,7 +88,7 @@ class Checked:
 def request_of(words: Sequence[str], system: str, share: float) -> Request:
     """Raise ValueError for what cannot run."""
     cfg, name = configure(f"system={system}", f"budget.resident_share={share}", *words, config="real")
-    return read_request(cfg, name)
+    return read_request(cfg, name, changes(words))
 
 
 def order_of(plan: Plan) -> list[tuple[str, float, int]]:

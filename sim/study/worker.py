@@ -36,18 +36,14 @@ def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
     """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither raises."""
     started = time.perf_counter()
     try:
-        run = build(cell.config, cell.system, shared=shared())
+        run = build(cell.config, cell.system, shared=shared(), changed=changes(cell.words))
     except (ValueError, OSError) as error:
         return make_row(study, cell, REFUSED, " ".join(str(error).split()))
     except Exception as error:
         return make_row(study, cell, FAILED, _reason(error))
     try:
         result = execute(run)
-        summary = {
-            **result.summary,
-            "overrides": changes(cell.words),
-            "wall_s": round(time.perf_counter() - started, 4),
-        }
+        summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 4)}
         decode_ns, tokens = decode_time_and_tokens(result.frames)
         by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
                        "decode_tokens": tokens.tolist()}  # fmt: skip

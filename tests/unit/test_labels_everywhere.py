@@ -308,7 +308,13 @@ DRAW = {"sim.demo", "sim.whatif", "sim.pareto", "sim.report", "sim.reproduce.rep
         "real.closed_loop", "real.quality_front"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRINTERS)
+LONG = {"sim.study.search", "real.validate", "real.quality", "real.closed_loop", "real.quality_front"}
+"""Many seconds each; the tests of these commands ask for one label in passing."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in PRINTERS]
+)
 def test_a_printer_says_what_a_reader_must_know(
     name: str, trace: Path, study: Path, saved: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -39,8 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         run = prepared(["system=lru", f"cache={name}", *COMMON])
         result = execute(run)
         found[name] = tmp_path_factory.mktemp("runs") / name
-        summary = {**result.summary, "overrides": ["trace.max_sequences=2"]}
-        write_outputs(found[name], summary, run.config, result.frames, "wait_all", 1)
+        write_outputs(found[name], result.summary, run.config, result.frames, "wait_all", 1)
     return found
 
 

@@ -23,7 +23,8 @@ COARSE = st.integers(0, 4).map(float)
 def _summary(system: str, speed: float, slots: tuple[str, ...] = ("fp16",), low: float = 0.0,
              **labels: str) -> dict[str, Any]:  # fmt: skip
     lossy = "lossy (somehow)" if low or slots[0] != "fp16" else None
-    return {"system": system, "trace": {"name": "t"}, "labels": {"lossy": lossy, **labels}, "model": "m",
+    return {"system": system, "trace": {"name": "t"}, "labels": {"lossy": lossy, **labels}, "overrides": [],
+            "model": "m",
             "hardware": "h", "budget": {"resident_share": 0.25, "slots": dict.fromkeys(slots, 1)},
             "decode_tokens_per_s": speed,
             "ci95": {"decode_tokens_per_s": [speed - 1, speed + 1]},

@@ -27,10 +27,9 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 def run_into(place: Path, *words: str) -> Path:
     cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
-    run = build(cfg, name)
+    run = build(cfg, name, changed=["trace.max_sequences=2"])
     result = execute(run)
-    changed = ["trace.max_sequences=2"]
-    write_outputs(place, {**result.summary, "overrides": changed, "wall_s": 0.0}, run.config,
+    write_outputs(place, {**result.summary, "wall_s": 0.0}, run.config,
                   result.frames if cfg.outputs == "all" else None, run.controller.loader.wait, 8)  # fmt: skip
     return place
 
@@ -103,7 +102,7 @@ def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_ther
 
     before = held()
     result = execute(run)
-    write_outputs(tmp_path / "run", {**result.summary, "overrides": []}, run.config, result.frames, "wait_all", 1)
+    write_outputs(tmp_path / "run", result.summary, run.config, result.frames, "wait_all", 1)
     (read,) = read_runs([tmp_path / "run"])
     found = read.resident_gib()
     assert found is not None

@@ -23,7 +23,7 @@ FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
 
 def run(label: str, precision: str, speed: float, low_mass: float, **labels: str) -> ReportedRun:
     return ReportedRun(label, Path("unused"), {
-        "labels": labels,
+        "labels": labels, "overrides": [],
         "decode_tokens_per_s": speed, "budget": {"slots": {precision: 4, "int2": 0}},
         "quality_proxy": {"low_mass": low_mass, "skip_mass": 0.0},
     })  # fmt: skip
