@@ -48,7 +48,8 @@ def main() -> None:
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of Mixtral's experts exceed a real 4090: the machine is imagined with 48 GiB at every budget alike.
+        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is imagined with 48 GiB at
+        # every budget alike.
         words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
         cfg, name = configure(*words)
         run = build(cfg, name, trace, changed=changes(words))

@@ -131,7 +131,7 @@ def main(words: Sequence[str]) -> int:
         )
     console = Console()
     console.print(table)
-    for text in told((" ".join(cell.words), from_row(row)) for cell, row in zip(cells, found["labels"], strict=True)):
+    for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from sim.pareto import front
-from sim.reporting.runs import ReportedRun
+from sim.reporting.runs import GIB, ReportedRun
 
 Runs = Sequence[ReportedRun]
 BINS = 60
@@ -115,6 +115,7 @@ def link_use(axis: Any, runs: Runs) -> None:
 
 
 def memory(axis: Any, runs: Runs) -> None:
+    most = max(run.summary["budget"]["device_bytes"] for run in runs) / GIB
     for run in runs:
         found = run.resident_gib()
         if found is not None:
@@ -123,7 +124,7 @@ def memory(axis: Any, runs: Runs) -> None:
             axis.plot((edges[:-1] + edges[1:]) / 2, means_between(*found, edges), label=run.label)
         elif run.is_staged:
             axis.plot([], [], " ", label=f"{run.label}: not told (staging)")
-    axis.set(xlabel="time (s)", ylabel="experts in the device's slots (GiB), mean", ylim=(0, None))
+    axis.set(xlabel="time (s)", ylabel="experts in the device's slots (GiB), mean", ylim=(0, 1.08 * most))
     _legend(axis)
 
 
@@ -159,7 +160,8 @@ def pareto(axis: Any, runs: Runs) -> None:
     limits = axis.get_xlim()
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= limits[1]])
     axis.set_xlim(limits)
-    _name_points(axis, loss, speed, [run.label for run in runs])
+    names = [run.label if run.labels.is_system else f"{run.label} (a bound, no system)" for run in runs]
+    _name_points(axis, loss, speed, names)
     _legend(axis)
 
 

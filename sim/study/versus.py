@@ -155,7 +155,9 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
             interval = "" if side.interval is None else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
             hits = "" if side.hit_ratio is None else f"{side.hit_ratio:.3f}"
             ahead = ("", "") if side.ahead is None else (str(side.ahead), side.ahead.verdict)
-            table.add_row(escape(side.system), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
+            marks = [*(["lossy"] if side.labels.lossy else []), *([] if side.labels.is_system else ["a bound"])]
+            name_marked = f"{side.system} ({', '.join(marks)})" if marks else side.system
+            table.add_row(escape(name_marked), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
                           *map(escape, ahead))  # fmt: skip
         console.print(table)
     brackets = "In brackets: 95 % intervals; those of how many times are paired over sequences."

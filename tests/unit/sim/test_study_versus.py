@@ -61,6 +61,7 @@ def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     told = " ".join(capsys.readouterr().out.split())
     for one in found.alone:
         assert f"Beside no lru cache=lru: {one.system} (" in told
+    assert "hobbit (lossy)" in told
     assert "hobbit: lossy (experts at low precision" in told
 
 
