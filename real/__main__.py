@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> None:
     forget(Path(HydraConfig.get().runtime.output_dir))
     console = Console(stderr=True)
     try:
-        request = read_request(cfg, system_name())
+        request = read_request(cfg, system_name(), changed())
         check_writable(output_dir)
         with _bar(console, "experts") as (advance, _):
             prepared = _prepare(request, advance)
@@ -100,7 +100,7 @@ def _measured(prepared: Prepared, driver: Driver, record: Any, bounds: str) -> R
 
 
 def _write(prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float) -> None:
-    summary = {**result.summary, "overrides": changed(), "wall_s": round(time.perf_counter() - started, 3)}
+    summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     write_outputs(output_dir, summary, config, result.frames if cfg.outputs == "all" else None,
                   prepared.run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip

@@ -38,10 +38,10 @@ LEAST_S, MOST_S = 5.0, 3600.0
 MOST_RESIDUAL = 0.25
 SHORT = ("trace=tiny_mixtral", "workload=hobbit_16_128", "trace.max_sequences=1", "workload.prompt_tokens=8",
          "engine.links=free", "engine.compute=free")  # fmt: skip
-ON_GPU = ("model=tiny_gates_mixtral_sizes", "hardware=h200_sxm_pcie5", "workload.decode_tokens=8",
+ON_GPU = ("model=tiny_gates_half_mixtral", "hardware=h200_sxm_pcie5", "workload.decode_tokens=8",
           "engine.dtype=float16", "engine.patience_s=30", "engine.stand_in_gib=0.4")  # fmt: skip
 """Mixtral's experts."""
-ON_CPU = ("model=tiny_gates_mixtral_sizes", "model.hidden=1024", "model.expert_intermediate=3584", "model.heads=8",
+ON_CPU = ("model=tiny_gates_half_mixtral", "model.hidden=1024", "model.expert_intermediate=3584", "model.heads=8",
           "model.kv_heads=2", "model.vocab=8192", "workload.decode_tokens=8", "engine.stand_in_gib=0.25",
           "engine.source=direct")  # fmt: skip
 """Experts of 22 MB: a fourth of Mixtral's hidden size and of its neurons."""

@@ -31,6 +31,7 @@ from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Loops, Shift
 from real.lossy.loss import Estimate
 from real.quality import WRONG_INPUT, Request, request_of
+from sim.labels import Labels, told, write_on
 from sim.outputs import check_writable
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
@@ -95,10 +96,12 @@ def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
                      shift.time[2].times(100), last]  # fmt: skip
             table.add_row(shift.system, *(escape(_text(cell)) for cell in cells))
         console.print(table)
-    for label in dict.fromkeys(shift.label for shift in shifts if shift.label):
-        console.print(f"{label}.", highlight=False, markup=False, soft_wrap=True)
-    for line in sentences(shifts):
+    for line in (*told(_named(shifts)), *sentences(shifts)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _named(shifts: Sequence[Shift]) -> list[tuple[str, Labels]]:
+    return [(shift.system, shift.labels) for shift in shifts]
 
 
 def _text(estimate: Estimate) -> str:
@@ -142,7 +145,8 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         # Above, for a line below would lie on the legend.
         title = "Gates of the lossy model against full precision (solid: teacher-forced, dashed: free-running)"
-        figure.suptitle("\n".join(filter(None, (title, shifts[0].label))), fontsize=9)
+        figure.suptitle(title)
+        write_on(figure, _named(shifts))
         files = [place / f"closed_loop{ending}" for ending in (".png", ".svg")]
         for file in files:
             figure.savefig(file)
@@ -155,7 +159,13 @@ def write(directory: Path, shifts: Sequence[Shift], assessment: Assessment, requ
     rows: list[dict[str, Any]] = [shift.row() for shift in shifts]
     more = [{"system": s.system, "mode": s.mode, "by_site": [v if np.isfinite(v) else None for v in s.by_site],
              "by_distance": {name: e.value for name, e in s.by_distance}} for s in shifts]  # fmt: skip
-    content = {"schema": 1, **identity(assessment, request.weights), "rows": rows, "agreement": more}
+    content = {
+        "schema": 1,
+        **identity(assessment, request.weights),
+        "rows": rows,
+        "agreement": more,
+        "labels": told(_named(shifts)),
+    }
     (directory / "closed_loop.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(directory / "closed_loop.parquet")
     draw(shifts, directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,12 +15,13 @@ from real.cpu import CpuDevice
 from real.device import Device, NullDevice
 from real.driver import Driver
 from real.machine import processor
-from real.prepare import Prepared
+from real.prepare import Prepared, Request
 from real.recording import WatchedDevice
 from real.settings import Engine
 from real.timers import WAKE_NS
 from sim.bounds import MAX, lower_bounds
 from sim.frames import Frames
+from sim.labels import Labels, labels_of
 from sim.metrics import summarise
 from sim.record import Record
 from sim.run import Run
@@ -89,7 +90,17 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds
     if is_free:
         # What bounds nominal times bounds nothing here.
         summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": ran_on(run, engine)}
+    summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
+
+
+def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
+    """The labels of a run on a device: where its links and its compute are the device's own, its times are no other
+    machine's.
+    """
+    engine, labels = request.engine, labels_of(run, frames.lookups)
+    is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
+    return replace(labels, machine=None) if is_own else labels
 
 
 def ran_on(run: Run, engine: Engine) -> str:

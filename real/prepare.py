@@ -46,6 +46,8 @@ class Request:
     live: Live
     simulated: DictConfig
     system: str
+    changed: tuple[str, ...] = ()
+    """Overrides of machine, model, trace and workload."""
 
     @property
     def needs_weights(self) -> bool:
@@ -72,7 +74,7 @@ class Prepared:
         return sum(1 + new for _, new in self.request.live.lengths())
 
 
-def read_request(cfg: DictConfig, system: str) -> Request:
+def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:
     """Raise ValueError for a section or value that is unknown."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     simulated = OmegaConf.create({name: value for name, value in plain.items() if name not in SECTIONS})
@@ -81,8 +83,9 @@ def read_request(cfg: DictConfig, system: str) -> Request:
         raise ValueError(f"unknown input={cfg.input}; allowed: {', '.join(INPUTS)}")
     maker_of(device)
     return Request(
-        device, cfg.input, _section(Engine, "engine", cfg.engine), _section(Live, "live", cfg.live), simulated, system
-    )
+        device, cfg.input, _section(Engine, "engine", cfg.engine), _section(Live, "live", cfg.live), simulated, system,
+        tuple(changed),
+    )  # fmt: skip
 
 
 def _section(kind: type[Any], name: str, values: DictConfig) -> Any:
@@ -100,7 +103,7 @@ def prepare_replay(
 ) -> Prepared:
     """A run whose routing is a trace's. Raise ValueError for what does not fit what."""
     if not request.needs_weights:
-        run = build(request.simulated, request.system, trace)
+        run = build(request.simulated, request.system, trace, changed=request.changed)
         return Prepared(request, run, maker_of(request.device)(run, None, request.engine), None)
     model = instantiate(request.simulated.model, _convert_="all")
     folder = weights_folder(request.engine, model)
@@ -109,7 +112,8 @@ def prepare_replay(
     else:
         forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
     store = open_store(request, model, folder, forms, advance)
-    run = build(request.simulated, request.system, trace, stored_bytes=[v.num_bytes for v in store.header.variants])
+    run = build(request.simulated, request.system, trace, changed=request.changed,
+                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
     weights = weights_of(request, model, store, forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
 
@@ -198,6 +202,7 @@ def prepare_live(request: Request, trace: Trace | None = None, advance: Advance 
     if request.device == "cuda" and torch.cuda.is_available():
         _to_gpu(weightless.model)
     store = open_store(request, model, folder, weightless.forms, advance)
-    run = build(request.simulated, request.system, trace, stored_bytes=[v.num_bytes for v in store.header.variants])
+    run = build(request.simulated, request.system, trace, changed=request.changed,
+                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
     weights = weights_of(request, model, store, weightless.forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless)

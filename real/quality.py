@@ -35,8 +35,8 @@ from real.lossy.assess import LOOPS, Assessment, Loop, Weights, identity, sequen
 from real.lossy.harness import Tasks, harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
+from sim.labels import labels_in, told
 from sim.outputs import check_writable
-from sim.pareto import label_of
 from sim.trace import TraceError
 
 OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks",
@@ -165,9 +165,17 @@ def print_quality(loops: Sequence[Loop], console: Console) -> None:
     for title, cells in rows:
         table.add_row(title, *cells)
     console.print(table)
-    if label := label_of(summary):
-        console.print(f"{label}: times are of those sizes, quality is of the model that has the gates.", soft_wrap=True)
+    for line in told_of_quality(loops):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(sentence(loops), highlight=False, soft_wrap=True)
+
+
+def told_of_quality(loops: Sequence[Loop]) -> list[str]:
+    """What a reader must know of these systems; of a transplant also what is of which model."""
+    labels = [(str((s := loop.replayed.result.summary)["system"]), labels_in(s)) for loop in loops]
+    is_transplant = any(one.transplanted for _, one in labels)
+    both = ["Times are of those sizes, quality is of the model that has the gates."] if is_transplant else []
+    return [*told(labels), *both]
 
 
 def _with_interval(summary: dict[str, Any], name: str) -> str:

@@ -28,11 +28,12 @@ from rich.table import Table
 from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
-from real.quality import WRONG_INPUT, Request, request_of
+from real.quality import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.labels import Labels, labels_in, write_on
 from sim.latency import decode_time_and_tokens
 from sim.outputs import check_writable
 from sim.paired import Paired, paired
-from sim.pareto import front, label_of
+from sim.pareto import front
 from sim.study.dataset import read_cells
 from sim.study.rows import AXIS, DONE
 
@@ -66,6 +67,10 @@ class FrontPoint:
     @property
     def loss(self) -> float:
         return self.loop.decode.divergence.value
+
+    @property
+    def labels(self) -> Labels:
+        return labels_in(self.loop.replayed.result.summary)
 
     @property
     def proxy(self) -> tuple[float, float]:
@@ -127,7 +132,9 @@ def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> lis
         faster = paired(_decode_ns(loop), base_ns) if is_compared else None
         worse = divergence_difference(loop.decoded, base.decoded) if is_compared else None
         found.append(FrontPoint(0, values, loop, faster, worse))
-    marks = front(np.array([point.speed for point in found]), np.array([point.loss for point in found])).tolist()
+    # What knows the future, or does what no machine can, is no system: it beats nobody, and is on no front.
+    losses = [point.loss if point.labels.is_system else np.nan for point in found]
+    marks = front(np.array([point.speed for point in found]), np.array(losses)).tolist()
     order = sorted(range(len(found)), key=lambda i: (found[i].loss, -found[i].speed, i))
     return [FrontPoint(number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, marks[i])
             for number, i in enumerate(order, 1)]  # fmt: skip
@@ -179,12 +186,11 @@ def told(varied: Mapping[str, Any]) -> str:
 
 
 def sentences(points: Sequence[FrontPoint]) -> list[str]:
-    """What a transplant must say, which points are on the front, and what the proxies are worth."""
-    label = label_of(points[0].loop.replayed.result.summary)
+    """What a reader must know, which points are on the front, and what the proxies are worth."""
     on = [point for point in points if point.on_front]
     sums = [sum(point.proxy) for point in points]
     losses = [point.loss for point in points]
-    lines = [f"{label}: times are of those sizes, quality is of the model that has the gates."] if label else []
+    lines = told_of_quality([point.loop for point in points])
     lines.append(f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
                  f"{', '.join(str(point.number) for point in on)}.")  # fmt: skip
     orders = [("what is low or skipped", sums), ("what is low", [point.proxy[0] for point in points]),
@@ -236,8 +242,8 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
         name_points(axes[0], points)
         loop = points[0].loop
         title = f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
-        label = label_of(loop.replayed.result.summary)
-        figure.suptitle("\n".join(filter(None, (title, label))), fontsize=9)
+        figure.suptitle(title)
+        write_on(figure, [(told(point.varied), point.labels) for point in points])
         files = [place / f"quality_front{ending}" for ending in (".png", ".svg")]
         for file in files:
             figure.savefig(file)

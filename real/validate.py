@@ -127,7 +127,15 @@ def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lamb
         facts["left out for time"] = f"{len(order) - len(runs)} of {len(order)} runs"
     made = asked.modes and len(runs) == len(order)
     shifts = [] if not made else shifts_of(plan.systems, plan.shares[0], plan.words, asked.modes, console)
-    text = write_report(output_dir, facts, found, cases, as_lines(shifts, plan.shares[0]), as_rows(shifts))
+    text = write_report(
+        output_dir,
+        facts,
+        found,
+        cases,
+        as_lines(shifts, plan.shares[0]),
+        as_rows(shifts),
+        [(run.system, run.labels) for run in runs],
+    )
     first = runs[0]
     twin = prepare_replay(requests[first.system, first.share])
     write_timelines(output_dir / "timelines.json", first.frames, simulated(twin), twin.run.controller.loader.wait,

@@ -64,12 +64,12 @@ def main(cfg: DictConfig) -> None:
 
 def _run(cfg: DictConfig, output_dir: Path) -> None:
     started = time.perf_counter()
-    run = build(cfg, system_name())
+    run = build(cfg, system_name(), changed=changed())
     check_writable(output_dir)
     full = cfg.outputs == "all"
     result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
     wall_s = time.perf_counter() - started - result.bounds_wall_s
-    summary = {**result.summary, "overrides": changed(), "wall_s": round(wall_s, 3)}
+    summary = {**result.summary, "wall_s": round(wall_s, 3)}
     write_outputs(output_dir, summary, run.config, result.frames if full else None,
                   run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
     console = Console()

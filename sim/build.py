@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sim.batching import given_arrivals
 from sim.budget import Budget, all_slot_bytes, held_bits, make_geometry
@@ -90,13 +91,13 @@ class WorkloadChoice:
 
 
 def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None, shared: Shared | None = None,
-          stored_bytes: Sequence[int] = ()) -> Run:  # fmt: skip
+          stored_bytes: Sequence[int] = (), changed: Sequence[str] = ()) -> Run:  # fmt: skip
     """A fresh run of a composed configuration, or of the plain values of one.
 
     ``trace`` saves reading it again where it is at hand (with the columns that the run needs); ``shared`` keeps traces
     and workloads for the next run. ``stored_bytes``: what an expert takes at each precision where it is really stored,
-    in place of the model's nominal sizes. Raise ValueError (``TraceError`` and ``CapacityError`` among them), saying
-    what does not fit what.
+    in place of the model's nominal sizes. ``changed``: overrides that the run's labels name. Raise ValueError
+    (``TraceError`` and ``CapacityError`` among them), saying what does not fit what.
     """
     config = checked_settings(cfg)
     shared = shared or Shared(0)
@@ -133,7 +134,7 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     ledger = check_run_memory(model, hardware, workload.limits, controller)
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
-               fitted_on)  # fmt: skip
+               fitted_on, tuple(changed))  # fmt: skip
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
@@ -273,10 +274,31 @@ def _part(config: Mapping[str, Any], name: str) -> Any:
 
 def _made(config: Mapping[str, Any], name: str) -> Any:
     try:
-        return make_object(config[name], name)
+        made = make_object(config[name], name)
+        return with_whole(made) if isinstance(made, Model) else made
     # A constructor may refuse its arguments in any way, and which they are the user says.
     except Exception as error:
         raise ValueError(f"{_source(name, config[name])}: {error}") from error
+
+
+def with_whole(model: Model) -> Model:
+    """``model``, knowing how many sites, experts and choices the model in ``conf/model`` has whose sizes it has."""
+    return replace(model, whole=_whole_shape(model.sizes_of or model.name)) if model.whole is None else model
+
+
+@cache
+def _whole_shape(name: str) -> tuple[int, int, int] | None:
+    """Sites, experts and top-k of a file of ``conf/model``; None where there is none of that name."""
+    place = ROOT / "conf" / "model" / f"{Path(name).name}.yaml"
+    if not place.is_file():
+        return None
+    found = OmegaConf.load(place)
+    assert isinstance(found, DictConfig), place
+    if found.get("sizes_of") is not None:
+        return _whole_shape(str(found.sizes_of))
+    # A file may take them from another one.
+    shape = [found.get(key) for key in ("sites", "experts", "top_k")]
+    return None if None in shape else (shape[0], shape[1], shape[2])
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from sim.build import ROOT, WorkloadChoice, trace_directory
+from sim.build import ROOT, WorkloadChoice, trace_directory, with_whole
 from sim.hardware import Hardware
 from sim.model import Model
 from sim.trace_header import parse_header
@@ -34,7 +34,7 @@ def machine_row(name: str, config: DictConfig, about: str) -> Row:
 
 
 def model_row(name: str, config: DictConfig, about: str) -> Row:
-    model: Model = instantiate(config, _convert_="all")
+    model: Model = with_whole(instantiate(config, _convert_="all"))
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
     experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
     label = f" ({model.transplant})" if model.transplant else ""

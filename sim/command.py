@@ -20,7 +20,7 @@ def system_name() -> str:
 
 def changed() -> list[str]:
     """What was changed on the command line beside the system's mechanisms: machine, model, trace, workload."""
-    return [word for word in HydraConfig.get().overrides.task if configure.group_of(word) in configure.SURROUNDINGS]
+    return configure.changes(HydraConfig.get().overrides.task)
 
 
 def forget(folder: Path) -> None:

@@ -17,6 +17,7 @@ from rich.table import Table
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
+from sim.labels import caption
 from sim.metrics import SCHEMA
 from sim.paired import FASTER, TOO_FEW
 from sim.trials import Trial, prepared, trial
@@ -94,7 +95,7 @@ def read_run(directory: Path) -> Trial:
         raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
     if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not isinstance(config, dict):
         raise ValueError(f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it again")
-    if lacks := [key for key in ("budget", "trace", "stall_s", "makespan_s", "seed") if key not in summary]:
+    if lacks := [key for key in ("budget", "trace", "labels", "stall_s", "makespan_s", "seed") if key not in summary]:
         raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
     if "allowed_bytes" not in summary["budget"] or "workload" not in config:
         raise ValueError(f"{directory} was written by an older version; run it again")
@@ -117,7 +118,12 @@ def table_of(found: Comparison) -> Table:
     """Where the time of either went, and the difference, part by part."""
     a, b = map(escape, found.names)
     table = Table(
-        "time of", f"A: {a} (s)", f"B: {b} (s)", "A - B (s)", title="makespan", caption=escape(found.label or "")
+        "time of",
+        f"A: {a} (s)",
+        f"B: {b} (s)",
+        "A - B (s)",
+        title="makespan",
+        caption=escape(caption(zip(("A", "B"), found.labels, strict=True))),
     )
     for column in table.columns[1:]:
         column.justify = "right"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.labels import Labels, labels_in
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, whole_time
 from sim.outputs import served
 from sim.paired import Paired, paired
@@ -36,7 +37,7 @@ class Comparison:
     names: tuple[str, str]
     parts: Mapping[str, tuple[int, int]]
     ratios: Mapping[str, Paired]
-    label: str | None
+    labels: tuple[Labels, Labels]
     served: tuple[str, str] = ("", "")
     """At which precisions A and B serve, and what they leave out, in words."""
 
@@ -63,10 +64,9 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
         ours, theirs = of(a), of(b)
         if ours.any() and theirs.any():
             ratios[name] = paired(ours, theirs)
-    gates = str(a.summary["trace"]["gates"])
     return Comparison(
         names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
-        gates if "TRANSPLANTED" in gates else None, (served(a.summary), served(b.summary)),
+        (labels_in(a.summary), labels_in(b.summary)), (served(a.summary), served(b.summary)),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
     """Raise ValueError, naming the first thing that differs and both values."""
     told: list[tuple[str, object, object]] = [("trace sha256", a.sha256, b.sha256)]
     for section in SAME:
-        ours, theirs = (_leaves(section, one.config.get(section)) for one in (a, b))
+        ours, theirs = (leaves(section, one.config.get(section)) for one in (a, b))
         keys = sorted({*ours, *theirs} - PLACES, key=lambda key: (key != f"{section}.name", key))
         told += [(key, ours.get(key, ABSENT), theirs.get(key, ABSENT)) for key in keys]
     told.append(("sequences", a.sequences, b.sequences))
@@ -120,21 +120,23 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
                 way = (f"a share is of the highest precision's bytes (here {a.share:g} and {b.share:g}); give "
                        f"{', or '.join([*ways, 'both the same budget.slots_gib'])}")  # fmt: skip
             raise ValueError(
-                f"{names[0]} has {what}={_short(mine)}, {names[1]} has {what}={_short(other)}; only runs that differ "
+                f"{names[0]} has {what}={short(mine)}, {names[1]} has {what}={short(other)}; only runs that differ "
                 f"in their mechanisms alone can be compared: {way}"
             )
 
 
-def _leaves(prefix: str, value: object) -> dict[str, object]:
+def leaves(prefix: str, value: object) -> dict[str, object]:
+    """The values of a section of a configuration by their dotted keys."""
     if not isinstance(value, dict):
         return {prefix: value}
     found: dict[str, object] = {}
     for key, below in value.items():
-        found |= _leaves(f"{prefix}.{key}", below)
+        found |= leaves(f"{prefix}.{key}", below)
     return found
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as far as a message has room for it."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -47,6 +47,20 @@ def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
     return " ".join([str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)])
 
 
+def changes(overrides: Iterable[str]) -> list[str]:
+    """Of the overrides those of the system's surroundings: machine, model, trace, workload. The last of several counts.
+
+    >>> changes(["system=lru", "trace.max_sequences=8", "model=tiny_mixtral", "trace.max_sequences=4"])
+    ['model=tiny_mixtral', 'trace.max_sequences=4']
+    """
+    last: dict[str, str] = {}
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        last.pop(key, None)
+        last[key] = word
+    return [word for word in last.values() if group_of(word) in SURROUNDINGS]
+
+
 def group_of(override: str) -> str:
     """The configuration group, or the section, that an override changes.
 

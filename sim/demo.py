@@ -15,8 +15,9 @@ from rich.progress import track
 from rich.table import Table
 
 from sim.build import build, load_trace
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.execute import Result, execute
+from sim.labels import Labels, labels_in, told, write_on
 from sim.latency import decode_time_and_tokens
 from sim.paired import Paired, paired
 from sim.timeline import trace_events
@@ -47,9 +48,11 @@ def main() -> None:
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of Mixtral's experts exceed a real 4090: the machine is imagined with 48 GiB at every budget alike.
-        cfg, name = configure(f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
-        run = build(cfg, name, trace)
+        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is imagined with 48 GiB at
+        # every budget alike.
+        words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
+        cfg, name = configure(*words)
+        run = build(cfg, name, trace, changed=changes(words))
         result = execute(run)
         cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
         if (system, share) == (LOSSY, 0.50):
@@ -73,7 +76,7 @@ def main() -> None:
 
 
 def _write_timeline(path: Path, result: Result, wait: str) -> None:
-    run = {name: result.summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
+    run = {name: result.summary[name] for name in ("system", "model", "hardware", "trace", "budget", "labels")}
     path.write_text(json.dumps(trace_events(result.frames, wait, 256, run)) + "\n", encoding="utf-8")
 
 
@@ -89,8 +92,7 @@ def _paired(ours: Cell, theirs: Cell) -> Paired:
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
     some = cells[BASELINE, SHARES[0]].summary
     title = f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']}, {some['model']}"
-    caption = (f"{some['trace']['gates']}. ~: the paired 95 % interval of the ratio contains 1. {LOSSY} is lossy: it "
-               f"serves experts at low precision or skips them; oracle knows the future.")  # fmt: skip
+    caption = "; ".join([*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1."])
     table = Table("system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption)
     for system in SYSTEMS:
         row = []
@@ -104,12 +106,18 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
     return table
 
 
+def _labels(cells: dict[tuple[str, float], Cell]) -> list[tuple[str, Labels]]:
+    """Of every cell, by its system."""
+    return [(system, labels_in(cell.summary)) for (system, _), cell in cells.items()]
+
+
 def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     share = SHARES[1]
     found = _speedup(cells, LOSSY, share)
     summary = cells[LOSSY, share].summary
     quality = summary["quality_proxy"]
-    lossless = [s for s in SYSTEMS if s not in (LOSSY, "oracle")]
+    labels = {system: labels_in(cells[system, share].summary) for system in SYSTEMS}
+    lossless = [s for s in SYSTEMS if labels[s].lossy is None and labels[s].is_system]
     best = max(lossless, key=lambda s: cells[s, share].summary["decode_tokens_per_s"])
     rest = [s for s in lossless if s != best and not _paired(cells[best, share], cells[s, share]).is_decided]
     also = f" (not told apart from {', '.join(rest)})" if rest else ""
@@ -139,9 +147,9 @@ def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
     )
     left.legend(frameon=False, fontsize=8)
     _draw_stalls(right, cells)
-    label = cells[BASELINE, SHARES[0]].summary["trace"]["gates"]
     hardware = cells[BASELINE, SHARES[0]].summary["hardware"]
-    figure.suptitle(f"{hardware}, batch 1, 95 % intervals over sequences. {label}", fontsize=9)
+    figure.suptitle(f"{hardware}, batch 1, 95 % intervals over sequences", fontsize=9)
+    write_on(figure, _labels(cells))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

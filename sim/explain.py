@@ -22,6 +22,7 @@ import polars as pl
 
 from sim.build import load_trace
 from sim.explain_words import Names, ms, prefetch_story, residency_story
+from sim.labels import told
 from sim.lookahead_ranks import forecasts
 from sim.run_log import RunLog
 from sim.trace import Trace
@@ -151,6 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         explained = Explained(RunLog(directory))
         site = given["site"] if "site" in given else explained.site_of(given["layer"])
         lines = explained.explain(Question(given["step"], site, given["expert"]))
+        lines += told([("", explained.run.labels)])
     except ValueError as error:
         print(f"explain: {error}", file=sys.stderr)
         return 2

@@ -26,10 +26,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from sim.build import ROOT, TraceChoice, build, inform_caches, load_trace, make_controller
+from sim.configure import changes
 from sim.engine import simulate
 from sim.fitting.artefact import write_artefact
 from sim.fitting.cache_weights import Fit, Weights, fit_weights, miss_penalty, override, simplex, table
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences
+from sim.labels import labels_of, told
 from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.scores import WeightedScore
@@ -108,7 +110,7 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("config", overrides=[*overrides, *FIXED])
-        run = build(cfg, "calibration")
+        run = build(cfg, "calibration", changed=changes(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).splitlines()[0]) from error
     cache = run.controller.cache
@@ -171,6 +173,7 @@ def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
         f"{len(run.workload.sequences)} fit sequences of {run.workload.trace.header.name}, {len(fit.points)} points; "
         f"{fit.near_best()} cost at most 1 % more than the best, the worst costs {fit.penalties[-1]:.4f}",
         *(f"  {cost:.4f}  {text}" for text, cost in table(fit, ROWS)),
+        *told([("", labels_of(run, None))]),
         override(fit.best),
     ]
 

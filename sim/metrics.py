@@ -14,6 +14,7 @@ from sim.bounds import Bounds
 from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.intervals import ratio_intervals, share_interval
+from sim.labels import labels_of
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
 from sim.policies.payloads import ReusedChannels
 from sim.policies.pools import Pooled
@@ -51,6 +52,8 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "seed": run.seed,
         "version": VERSION,
         "trace": _trace(run),
+        "labels": labels_of(run, frames.lookups).kinds(),
+        "overrides": list(run.changed),
         "budget": _budget(run),
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
@@ -109,6 +112,7 @@ def _trace(run: Run) -> dict[str, Any]:
         "name": header.name,
         "sha256": trace_sha256(header),
         "sequences": len(chosen),
+        "numbers": [s.sequence for s in chosen],
         "prefill_tokens": sum(s.prompt_tokens for s in chosen),
         "decode_tokens": sum(s.decode_tokens for s in chosen),
         "source": header.source,
@@ -142,6 +146,8 @@ def _budget(run: Run) -> dict[str, Any]:
         best = min(precisions)
         per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.slot_sizes[best]
     return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
+            "slot_bytes": dict(zip(geometry.precisions, geometry.slot_sizes, strict=True)),
+            "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
             "resident_share": run.resident_share}  # fmt: skip
 
 

@@ -58,6 +58,8 @@ PRECISIONS = {
     "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
 }
 """By name. Group metadata is counted where stated."""
+AS_STORED = ("fp32", "fp16", "bf16")
+"""Precisions in which most models are stored: what is served in one of them has lost nothing."""
 PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
 """Bits a weight that a slot holds and a load moves, over all three projections of an expert."""
 
@@ -105,7 +107,10 @@ class Model:
     them.
 
     ``gates_of`` names the model whose gates are replayed where that is another one than the model whose sizes these are
-    (``sizes_of``): a transplant.
+    (``sizes_of``): a transplant. ``whole``: the sites, experts and top-k that the model of these sizes really has; None
+    where nobody knows (``sim.build`` looks them up in ``conf/model``).
+
+    ``stored``: the precision of the published weights, if it is none of ``AS_STORED``: served so, nothing is lost.
     """
 
     name: str
@@ -135,6 +140,8 @@ class Model:
     null_experts: int = 0
     gates_of: str | None = None
     sizes_of: str | None = None
+    stored: str = AS_STORED[1]
+    whole: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate", "heads", "kv_heads", "head_dim",
@@ -158,6 +165,8 @@ class Model:
         self._check_layers()
         if (self.gates_of is None) != (self.sizes_of is None):
             raise ValueError(f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither")
+        if self.stored not in PRECISIONS:
+            raise ValueError(f"model.stored={self.stored!r} is no precision; known: {', '.join(PRECISIONS)}")
 
     def _check_layers(self) -> None:
         without_experts = self.leading_dense_layers + self.dense_layers_per_site
@@ -180,7 +189,38 @@ class Model:
     @property
     def transplant(self) -> str | None:
         """The label that every table and figure of a transplant carries."""
-        return f"TRANSPLANTED: gates of {self.gates_of}, sizes of {self.sizes_of}" if self.gates_of else None
+        if self.gates_of is None:
+            return None
+        if self.whole is None:
+            told = ["how many layers that has is not known"]
+        else:
+            told = self._differences
+        return ", ".join([f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told])
+
+    @property
+    def part(self) -> str | None:
+        """The label of a model that has other layers or experts than the published one of its name, without being a
+        transplant.
+        """
+        if self.gates_of is not None or not self._differences:
+            return None
+        return f"NOT the whole of {self.name}: {', '.join(self._differences)}"
+
+    @property
+    def _differences(self) -> list[str]:
+        """What of ``whole`` these layers and experts are, as far as they are not all of them."""
+        sites, experts, top_k = self.whole or (self.sites, self.experts, self.top_k)
+        layers = "MoE layers" if self.dense_intermediate else "layers"
+        return [
+            *([f"{self.sites} of its {sites} {layers}"] if self.sites < sites else []),
+            *([f"{self.sites} {layers} for its {sites}"] if self.sites > sites else []),
+            *([f"{self.experts} experts a layer for its {experts}"] if self.experts != experts else []),
+            *([f"top-{self.top_k} for its top-{top_k}"] if self.top_k != top_k else []),
+        ]
+
+    def keeps(self, precision: str) -> bool:
+        """Whether weights served at this precision have lost nothing."""
+        return precision in (*AS_STORED, self.stored)
 
     # ---- experts
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from rich.table import Table
 
 from sim.bounds import METHODS
 from sim.frames import Frames
+from sim.labels import Labels, caption, labels_in
+from sim.model import AS_STORED
 from sim.timeline import trace_events
-
-AS_STORED = ("fp32", "fp16", "bf16")
-"""Precisions in which models are stored: what is served in one of them has lost nothing."""
 
 Summary = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
         if frames is not None:
             for name, table in frames.tables().items():
                 table.write_parquet(building / f"{name}.parquet", compression="zstd")
-            run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget")}
+            run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget", "labels")}
             _write_json(building / "timeline.json", trace_events(frames, wait, timeline_steps, run))
             (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         for path in sorted(building.iterdir()):
@@ -70,11 +70,11 @@ def _write_json(path: Path, content: Summary, indent: int | None = None) -> None
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """The table, the transplant label where there is one, and the sentence."""
+    """The table with the run's labels, and the sentence."""
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
     # A list among the overrides stands in brackets, which rich would take for markup.
-    caption = escape(_label(summary) or "")
-    table = Table("metric", "value", "95 % interval", title=escape(title), caption=caption)
+    labels = escape(_labels(labels_in(summary)))
+    table = Table("metric", "value", "95 % interval", title=escape(title), caption=labels)
     ci = summary["ci95"]
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
@@ -105,13 +105,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(answer(summary), soft_wrap=True, markup=False)
 
 
-def _label(summary: Summary) -> str | None:
-    """What a reader must know of the gates: transplanted, synthetic, or nothing."""
-    trace = summary["trace"]
-    labels = [trace["gates"]] if "TRANSPLANTED" in trace["gates"] else []
-    labels += ["SYNTHETIC gates"] * (trace["source"] == "synthetic")
-    changed = summary.get("overrides", [])
-    return "; ".join(labels + ([f"with {' '.join(changed)}"] if changed else [])) or None
+def _labels(labels: Labels) -> str:
+    return caption([("", labels)])
 
 
 def answer(summary: Summary) -> str:
@@ -130,20 +125,19 @@ def answer(summary: Summary) -> str:
         if gap is None or summary["bounds"]["method"] not in METHODS
         else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
     )
-    lost = _lost(summary)
-    lossy = f"; lossy: {lost}" if lost else ""
+    labels, lost = labels_in(summary), _lost(summary)
+    lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
     at = "" if best in AS_STORED else f" at {best}"
-    label = _label(summary)
-    note = f" [{label}]" if label else ""
+    note = f" [{label}]" if (label := _labels(replace(labels, lossy=None))) else ""
     return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "
             f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip
 
 
 def served(summary: Mapping[str, Any]) -> str:
     """At which precision needs were served, and what of them was not, in words."""
-    lost = _lost(summary)
-    return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}"
+    lost, lossy = _lost(summary), " (lossy)" if labels_in(summary).lossy else ""
+    return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}{lossy}"
 
 
 def _best_precision(summary: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 A PATH is what ``python -m real.quality`` wrote (quality with its simulated speed), or a run of ``python -m sim`` or a
 study (speed alone), in any mixture. A run is joined to the quality of the same system, trace, model, machine and
 budget. What serves every need as the model is stored is *lossless*: nothing is lost, by construction. A lossy run whose
-quality nobody measured is shown so, and is on no front. ``measure``: ``divergence`` (KL, nats a token) or ``increase``
+quality nobody measured is shown so, and is on no front; nor is what knows the future or does what no machine can, which
+is set apart as a bound. ``measure``: ``divergence`` (KL, nats a token) or ``increase``
 (of perplexity, as a share).
 """
 
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.outputs import AS_STORED
+from sim.labels import Labels, from_row, labels_in, told, write_on
 
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
@@ -46,9 +47,8 @@ class Point:
     loss: float | None
     loss_interval: tuple[float, float] | None
     quality_class: str
+    labels: Labels
     loop: str = ""
-    label: str = ""
-    """Of a transplant: gates of one model, sizes of another."""
 
     @property
     def name(self) -> str:
@@ -57,10 +57,7 @@ class Point:
 
 def quality_class(summary: Mapping[str, Any]) -> str:
     """Whether a run served every need as the model is stored: at its highest precision, by the chosen expert."""
-    proxy = summary["quality_proxy"]
-    shares = (proxy.get(name, 0.0) for name in ("low_share", "skip_share", "reroute_share"))
-    stored = all(name in AS_STORED for name in summary["budget"]["slots"])
-    return LOSSLESS if stored and not any(shares) else LOSSY
+    return LOSSY if labels_in(summary).lossy else LOSSLESS
 
 
 def front(speed: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -101,9 +98,9 @@ def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str
         if row is not None:
             points.append(_point(key, speed, speed_interval, row, measure))
         elif quality_class(summary) == LOSSLESS:
-            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, label=label_of(summary)))
+            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary)))
         else:
-            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED, label=label_of(summary)))
+            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary)))
     for key, row in by_key.items():
         if key not in joined:
             speed, speed_interval = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
@@ -119,15 +116,11 @@ def _key_of(summary: Mapping[str, Any]) -> Key:
 def _point(key: Key, speed: float, speed_interval: tuple[float, float] | None, row: Mapping[str, Any],
            measure: str) -> Point:  # fmt: skip
     kind = LOSSLESS if row["divergence"] == 0 else LOSSY
+    if "labels" not in row:
+        raise ValueError(f"the quality of {row['system']} has no labels: an older version wrote it; measure it again")
     return Point(
-        key, speed, speed_interval, row[measure], _interval(row, measure), kind, row["loop"], row.get("label", "")
+        key, speed, speed_interval, row[measure], _interval(row, measure), kind, from_row(row["labels"]), row["loop"]
     )
-
-
-def label_of(summary: Mapping[str, Any]) -> str:
-    """What a transplant's tables and figures must say; empty for a model with its own gates."""
-    gates = str(summary["trace"].get("gates", ""))
-    return gates if gates.startswith("TRANSPLANTED") else ""
 
 
 def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
@@ -167,10 +160,10 @@ def _json(path: Path) -> Any:
 
 
 def mark(points: Sequence[Point]) -> list[bool]:
-    """Which points are on the front of those that are compared: same trace, model and machine."""
+    """Which points are on the front of those that are compared: same trace, model and machine, and only systems."""
     marks = [False] * len(points)
     for group in {point.key[1:4] for point in points}:
-        places = [place for place, point in enumerate(points) if point.key[1:4] == group]
+        places = [place for place, point in enumerate(points) if point.key[1:4] == group and point.labels.is_system]
         speed = np.array([points[place].speed for place in places])
         loss = np.array([np.nan if (lost := points[place].loss) is None else lost for place in places])
         for place, is_on in zip(places, front(speed, loss).tolist(), strict=True):
@@ -179,8 +172,12 @@ def mark(points: Sequence[Point]) -> list[bool]:
 
 
 def _surroundings(points: Sequence[Point]) -> list[str]:
-    """Trace, model and machine of the points, with what a transplant must say."""
-    return sorted({", ".join([*point.key[1:4], *([point.label] if point.label else [])]) for point in points})
+    """Trace, model and machine of the points."""
+    return sorted({", ".join(point.key[1:4]) for point in points})
+
+
+def _named(points: Sequence[Point]) -> list[tuple[str, Labels]]:
+    return [(point.key[0], point.labels) for point in points]
 
 
 def print_points(points: Sequence[Point], measure: str, console: Console) -> None:
@@ -196,11 +193,13 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         point = points[i]
         loss = "?" if point.loss is None else _with_interval(point.loss, point.loss_interval)
         kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
+        kind += "" if point.labels.is_system else "; no system, a bound"
         table.add_row("*" if marks[i] else "", point.key[0], f"{point.key[4]:.3g}",
                       escape(_with_interval(point.speed, point.speed_interval)), escape(loss), kind)  # fmt: skip
     console.print(table)
     on = [points[i].name for i in order if marks[i]]
-    console.print(f"On the front: {'; '.join(on)}.", highlight=False, markup=False, soft_wrap=True)
+    for line in (f"On the front: {'; '.join(on)}.", *told(_named(points))):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
@@ -219,9 +218,10 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
     for group in dict.fromkeys(point.key[1:4] for point in points):
         known = [(p, on) for p, on in zip(points, marks, strict=True) if p.loss is not None and p.key[1:4] == group]
         line = sorted((p.loss or 0.0, p.speed) for p, on in known if on)
-        axis.plot(*zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1)
+        axis.plot([x for x, _ in line], [y for _, y in line], color="0.6", drawstyle="steps-post", zorder=1)
         for point, on in known:
-            axis.plot(point.loss, point.speed, "o" if on else "x", color="C0" if on else "C1", zorder=2)
+            marker, colour = ("o", "C0") if on else ("x", "C1") if point.labels.is_system else ("+", "0.5")
+            axis.plot(point.loss, point.speed, marker, color=colour, zorder=2)
             axis.annotate(point.name, (point.loss or 0.0, point.speed), fontsize=6, xytext=(4, 3),
                           textcoords="offset points")  # fmt: skip
     axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
@@ -230,7 +230,9 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
     axis.set_xscale("symlog", linthresh=1e-4)
     axis.set_xlim(left=-2e-5)
     axis.grid(alpha=0.3)
-    axis.set_title("Speed and quality: " + "; ".join(_surroundings(points)), fontsize=8)
+    axis.set_title("Circle: on the front; cross: beaten; plus: a bound, no system", fontsize=7)
+    figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
+    write_on(figure, _named(points))
     files = [directory / f"pareto{ending}" for ending in (".png", ".svg")]
     for file in files:
         figure.savefig(file)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.labels import Labels, told, write_on
 from sim.outputs import check_writable
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, read_runs
@@ -61,6 +62,7 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         figure, axis = plt.subplots(figsize=(9, 3.6 + 0.12 * len(runs)), layout="constrained")
         draw(axis, runs)
         axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
+        write_on(figure, _named(runs))
         text = io.StringIO()
         # Without dates and addresses: equal runs make equal files, and nothing looks like a request.
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -76,25 +78,30 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
 def _configuration(runs: Sequence[ReportedRun]) -> str:
     """What holds for every figure."""
 
-    def told(values: set[str]) -> str:
+    def all_of(values: set[str]) -> str:
         return ", ".join(sorted(values))
 
     return " · ".join([
-        told({run.summary["hardware"] for run in runs}), told({run.summary["model"] for run in runs}),
-        told({f"trace {run.summary['trace']['name']} ({run.summary['trace']['split']})" for run in runs}),
-        f"resident {told({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}",
-        told({str(run.summary["workload"]) for run in runs}),
-        told({gates for run in runs if "TRANSPLANTED" in (gates := run.summary["trace"]["gates"])}),
+        all_of({run.summary["hardware"] for run in runs}), all_of({run.summary["model"] for run in runs}),
+        all_of({f"trace {run.summary['trace']['name']} ({run.summary['trace']['split']})" for run in runs}),
+        f"resident {all_of({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}",
+        all_of({f"{run.summary['workload']}, {_count(run.summary['trace']['sequences'])}" for run in runs}),
     ]).strip(" ·")  # fmt: skip
 
 
 def _labels(runs: Sequence[ReportedRun]) -> str:
-    """What a reader must know of the gates, and what the traces' lint found."""
-    told = {run.summary["trace"]["gates"] for run in runs if "TRANSPLANTED" in run.summary["trace"]["gates"]}
-    told |= {f"SYNTHETIC gates: {run.summary['trace']['name']}" for run in runs
-             if run.summary["trace"]["source"] == "synthetic"}  # fmt: skip
-    told |= {f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()}
-    return "".join(f"<p class='warning'>{html.escape(text)}</p>" for text in sorted(told))
+    """What a reader must know of the runs, and what the traces' lint found."""
+    findings = [f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()]
+    texts = [*told(_named(runs)), *sorted(findings)]
+    return "".join(f"<p class='warning'>{html.escape(text)}</p>" for text in texts)
+
+
+def _named(runs: Sequence[ReportedRun]) -> list[tuple[str, Labels]]:
+    return [(run.label, run.labels) for run in runs]
+
+
+def _count(sequences: int) -> str:
+    return f"{sequences} sequence{'s' * (sequences != 1)}"
 
 
 def _table(runs: Sequence[ReportedRun]) -> str:
@@ -104,7 +111,8 @@ def _table(runs: Sequence[ReportedRun]) -> str:
         ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
         ("low precision (share)", lambda s: s["quality_proxy"]["low_share"]),
         ("skipped (share)", lambda s: s["quality_proxy"]["skip_share"]),
-        ("makespan (s)", lambda s: s["makespan_s"]), ("makespan / bound", lambda s: s["gap"]),
+        ("makespan (s)", lambda s: s["makespan_s"]),
+        ("makespan / bound", lambda s: None if s["gap"] is None else 1 + s["gap"]),
     )  # fmt: skip
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(

@@ -30,3 +30,5 @@ class Run:
     config: dict[str, Any]
     fitted_on: int = 0
     """How many of the run's sequences the predictor was fitted on."""
+    changed: tuple[str, ...] = ()
+    """Overrides of machine, model, trace and workload that it was asked with (`sim.configure.changes`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ import polars as pl
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
+
+from sim.labels import Labels, labels_in
 
 CONFIG_FILE = "config.yaml"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -97,6 +100,15 @@ class RunLog:
         if not isinstance(found, dict):
             raise ValueError(f"{place} must be a section of values; {RUN_AGAIN}")
         return {str(name): value for name, value in found.items()}
+
+    @cached_property
+    def labels(self) -> Labels:
+        """What a reader must know of the run. Raise ValueError without a summary that tells."""
+        place = self.root / "summary.json"
+        try:
+            return labels_in(json.loads(place.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
 
     def _read(self, name: str) -> pl.DataFrame:
         place = self.root / f"{name}.parquet"

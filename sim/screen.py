@@ -3,12 +3,14 @@
 Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches are walked once, and
 every machine's times follow from what they did, bit for bit those of ``python -m sim``. Other settings are refused by
 the switch that makes them so. Values after a comma are further machines: every combination is one.
+The column ``labels`` has what a reader must know of each row (`sim.labels`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.build import build
+from sim.configure import changes
 from sim.frames import Frames
+from sim.labels import from_row, labels_of, told
 from sim.latency import request_times
 from sim.metrics import hit_ratio
 from sim.record import Record
@@ -40,7 +44,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     Raise ScreenError (a ValueError) for what cannot be screened, ValueError for what cannot run.
     """
     shared = Shared()
-    runs = [build(cell.config, cell.system, shared=shared) for cell in cells]
+    runs = [build(cell.config, cell.system, shared=shared, changed=changes(cell.words)) for cell in cells]
     for run, cell in zip(runs, cells, strict=True):
         require_screenable(run.controller, run.workload.is_timed)
         _require_constant_links(run, " ".join(cell.words))
@@ -77,7 +81,10 @@ def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, An
     found: dict[str, Any] = {}
     for name, value in request_times(frames).items():
         found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
-    return {**found, "hit_ratio": hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))}
+    found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
+    # The machine is this one, what it did that of the walk.
+    labels = labels_of(replace(walked, hardware=run.hardware, changed=run.changed), frames.lookups)
+    return {**found, "labels": labels.row()}
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
@@ -122,7 +129,10 @@ def main(words: Sequence[str]) -> int:
         table.add_row(
             *(str(row[key]) for key in axes), *("-" if row[key] is None else f"{row[key]:.4g}" for key in SHOWN)
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

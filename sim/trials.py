@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.build import build, load_trace, trace_directory
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.execute import execute
 from sim.run import Run
 from sim.study.cells import cell_key
@@ -38,7 +38,7 @@ class Trial:
 def prepared(words: Sequence[str]) -> Run:
     """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra refuses."""
     cfg, system = _composed(words)
-    return build(cfg, system, _trace(str(cfg.trace.path)))
+    return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
 
 
 def _composed(words: Sequence[str]) -> tuple[DictConfig, str]:

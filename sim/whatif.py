@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
+from sim.labels import Labels, caption, labels_in, told
 from sim.latency import decode_time_and_tokens
 from sim.orphans import leave_with_parent
 from sim.outputs import check_writable
@@ -83,7 +85,8 @@ class Answer:
     break_even: BreakEven | None
     knee: float | None
     refused: tuple[str, ...]
-    label: str | None
+    labels: tuple[tuple[str, Labels], ...]
+    """Of every point, by its series."""
     is_log: bool
 
 
@@ -152,9 +155,8 @@ def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Execu
     even = _break_even(question, run, bench, ran, found) if question.difference else _all_fit(run, ran)
     speeds = [next(iter(_rows(value, found[value]))).tokens_per_s for value in ran]
     at = knee(ran, speeds) if name == "memory" else None
-    gates = str(found[ran[0]][next(iter(found[ran[0]]))].summary["trace"]["gates"])
-    label = gates if "TRANSPLANTED" in gates else None
-    return Answer(name, question.axis, tuple(rows), even, None if at is None else ran[at], tuple(refused), label,
+    labels = tuple((name, labels_in(one.summary)) for value in ran for name, one in found[value].items())
+    return Answer(name, question.axis, tuple(rows), even, None if at is None else ran[at], tuple(refused), labels,
                   question.is_log)  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def sentence(found: Answer, name: str) -> str:
     if found.question == "bits":
         best = max(found.rows, key=lambda row: row.tokens_per_s)
         parts.append(f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g} tokens/s")
-    return "; ".join(parts) + "." + (f" [{found.label}]" if found.label else "")
+    return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
 
 
 # ---- the command line
@@ -243,8 +245,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     console = Console()
     console.print(table_of(found, system))
-    for told in found.refused:
-        console.print(f"left out {told}", soft_wrap=True, markup=False)
+    for why in found.refused:
+        console.print(f"left out {why}", soft_wrap=True, markup=False)
     text = sentence(found, system)
     console.print(text, soft_wrap=True, markup=False)
     _write(output_dir, found, text, system)
@@ -303,7 +305,7 @@ def _with_progress(name: str, words: Sequence[str], values: Sequence[float], dir
 def table_of(found: Answer, system: str) -> Table:
     """One row a point."""
     table = Table(found.axis, "", "decode tokens/s", "95 %", "waits", "hits", "times as fast", title=system,
-                  caption=found.label)  # fmt: skip
+                  caption=escape(caption(found.labels)))  # fmt: skip
     for row in found.rows:
         times = "" if row.speedup is None else f"{row.speedup:.2f}{_between(row.speedup_interval)}"
         hits = "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"
@@ -321,7 +323,7 @@ def _write(directory: Path, found: Answer, text: str, system: str) -> None:
         writer = csv.DictWriter(file, [*asdict(found.rows[0])])
         writer.writeheader()
         writer.writerows(asdict(row) for row in found.rows)
-    content = {"system": system, "answer": text, **asdict(found)}
+    content = {"system": system, "answer": text, **asdict(found), "labels": told(found.labels)}
     (directory / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     draw(directory, found, system)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.labels import write_on
+
 if TYPE_CHECKING:
     from sim.whatif import Answer
 
@@ -48,7 +50,8 @@ def draw(directory: Path, found: Answer, system: str) -> None:
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=8)
         title = f"{system}; 95 % intervals over sequences"
-        figure.suptitle(f"{title}\n{found.label}" if found.label else title, fontsize=9)
+        figure.suptitle(title, fontsize=9)
+        write_on(figure, found.labels)
         for kind in FORMATS:
             figure.savefig(directory / f"figure.{kind}", dpi=150, metadata={"Date": None} if kind == "svg" else None)
         plt.close(figure)

@@ -30,13 +30,12 @@ from real.lossy.replay import (
     silent,
 )
 from real.lossy.sparse import require_gated, sparse_forward
-from real.lossy.variants import AS_STORED, Scheme, Variants, roundings
+from real.lossy.variants import Scheme, Variants, roundings
 from sim.build import ROOT, build, load_trace, trace_directory
-from sim.configure import configure
-from sim.pareto import label_of
-from sim.policies.caches import Foreseeing
+from sim.configure import changes, configure
+from sim.labels import labels_in
+from sim.model import AS_STORED
 from sim.policies.payloads import ActiveShare
-from sim.policies.references import Foreseen, StatedAccuracy
 from sim.run import Run
 from sim.trace import Header, Trace, trace_sha256
 
@@ -91,7 +90,7 @@ class Loop:
         proxy = summary["quality_proxy"]
         ci = summary["ci95"]["decode_tokens_per_s"]
         return {
-            "system": summary["system"], "loop": self.name, "label": label_of(summary),
+            "system": summary["system"], "loop": self.name, "labels": labels_in(summary).row(),
             "trace": summary["trace"]["name"],
             "model": summary["model"], "hardware": summary["hardware"],
             "resident_share": summary["budget"]["resident_share"],
@@ -212,7 +211,7 @@ class Assessment:
 def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
     """A fresh run of a composed configuration."""
     cfg, system = configure(*overrides)
-    return build(cfg, system, trace)
+    return build(cfg, system, trace, changed=changes(overrides))
 
 
 def _sequences_of(run: Run) -> tuple[int, ...]:
@@ -235,8 +234,7 @@ def _path_of(run: Run) -> Path:
 def check_may_close(run: Run) -> None:
     """Raise ValueError for a lossy system that knows the future: no recording has that of a lossy model."""
     controller = run.controller
-    knows = [part for part in (controller.predictor, controller.cache)
-             if isinstance(part, Foreseen | StatedAccuracy | Foreseeing)]  # fmt: skip
+    knows = [part for part in (controller.predictor, controller.cache) if getattr(part, "knows_future", False)]
     if knows and not is_lossless(run):
         raise ValueError(
             f"{type(knows[0]).__name__} knows what gates will need from the trace, but a lossy model's gates need "

@@ -23,8 +23,8 @@ from real.lossy.texts import Reading, Text
 from sim.execute import Result, execute
 from sim.frames import Frames
 from sim.intervals import from_errors, mean_interval
+from sim.labels import Labels, caption, labels_in
 from sim.latency import decode_time_and_tokens
-from sim.pareto import label_of
 from sim.policies.base import IntArray
 from sim.run import Run
 from sim.types import Step
@@ -58,8 +58,8 @@ class Shift:
     time: tuple[float, float, Estimate]
     same_tokens: Estimate
     divergence: Estimate | None
-    label: str = ""
-    """What a transplant must say."""
+    labels: Labels
+    """Of the closed loop's run."""
 
     @property
     def is_zero(self) -> bool:
@@ -75,6 +75,7 @@ class Shift:
             open_value, closed_value, shift = getattr(self, name)
             flat |= {f"{name}_open": open_value, f"{name}_closed": closed_value, **_flat(f"{name}_shift", shift)}
         flat |= _flat("routing", self.routing) | _flat("same_tokens", self.same_tokens)
+        flat["labels"] = caption([("", self.labels)])
         return flat | ({} if self.divergence is None else _flat("divergence", self.divergence))
 
 
@@ -140,7 +141,7 @@ class Loops:
             _change(decode_time_and_tokens(opened.frames), decode_time_and_tokens(result.frames), relative=True),
             _mean_over(same),
             _mean_over([loss.divergence for loss in losses]) if losses else None,
-            label_of(result.summary),
+            labels_in(result.summary),
         )  # fmt: skip
 
     def _close(self, run: Run) -> tuple[Result, list[IntArray], list[TokenLoss], list[Floats]]:

@@ -17,9 +17,8 @@ import torch
 
 from real.experts_swap import ExpertForm
 from real.kernels.quantise import dequantise, quantise, quantise_channels, quantise_hqq
-from sim.model import PRECISIONS
+from sim.model import AS_STORED, PRECISIONS
 
-AS_STORED = ("fp32", "fp16", "bf16")
 GROUP = 64
 """Weights that share a scale where the name of a precision does not say: HQQ's usual group."""
 KEPT_BYTES = 4 << 30

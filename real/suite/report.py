@@ -8,6 +8,7 @@ from typing import Any
 
 from real.suite.conduct import STATE
 from real.suite.context import Context
+from sim.labels import labels_in, told
 
 GB = 1e9
 TARGETS = {"gemv": 0.8, "sparse": 0.85, "copy": 0.95}
@@ -114,8 +115,8 @@ def _links(facts: Mapping[str, Any]) -> Iterator[str]:
         yield (f"| {row['memory']} | {row['bytes']} | {row['in_a_row']} | {row['copy_ns']['median'] / 1e3:.2f} | "
                f"{row['bytes_per_s'] / GB:.2f} |")  # fmt: skip
     yield "\n| the host, for one | us | p95 |\n|---|---|---|"
-    for name, told in facts["host"].items():
-        yield f"| {name.replace('_', ' ')} | {told['median'] / 1e3:.2f} | {told['p95'] / 1e3:.2f} |"
+    for name, took in facts["host"].items():
+        yield f"| {name.replace('_', ' ')} | {took['median'] / 1e3:.2f} | {took['p95'] / 1e3:.2f} |"
     yield from gathers(facts["gather"])
 
 
@@ -123,13 +124,13 @@ def gathers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """FloE's Fig. 7, staged and zero-copy: a line for each number of columns."""
     forms = list(dict.fromkeys((row["gather"], row["threads"]) for row in rows))
     rate = {(row["gather"], row["threads"], row["columns"]): row["bytes_per_s"] / GB for row in rows}
-    told = ["zero-copy" if form == "zero_copy" else f"threads: {number}" for form, number in forms]
-    yield f"\n| FloE's gather, GB/s by columns | {' | '.join(told)} |\n|---|{'---|' * len(told)}"
+    forms_told = ["zero-copy" if form == "zero_copy" else f"threads: {number}" for form, number in forms]
+    yield f"\n| FloE's gather, GB/s by columns | {' | '.join(forms_told)} |\n|---|{'---|' * len(forms_told)}"
     for columns in dict.fromkeys(row["columns"] for row in rows):
         yield f"| {columns} | {' | '.join(f'{rate[*form, columns]:.2f}' for form in forms)} |"
     best = [max((value, columns) for (*one, columns), value in rate.items() if tuple(one) == form) for form in forms]
     fastest = "; ".join(
-        f"{name}, {columns} columns, {value:.2f} GB/s" for name, (value, columns) in zip(told, best, strict=True)
+        f"{name}, {columns} columns, {value:.2f} GB/s" for name, (value, columns) in zip(forms_told, best, strict=True)
     )
     yield f"\nFloE's gather is fastest with ({fastest}).\n"
 
@@ -154,6 +155,8 @@ def _runs(context: Context) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for row in found["rows"]:
         yield _run(row)
+    done = [(row["cell"], labels_in(row["result"])) for row in found["rows"] if row.get("result")]
+    yield from ("", *(f"- {text}" for text in told(done)))
     if found["left_out"]:
         yield f"\nLeft out for time: {', '.join(found['left_out'])}."
 

@@ -27,7 +27,8 @@ MODEL = "tiny_mixtral"
 BATCH = 4
 """Sequences that the first system also runs at once."""
 TOLD = (
-    "system", "model", "trace", "budget", "load_s", "makespan_s", "ttft_s", "tpot_s", "decode_tokens_per_s",
+    "system", "model", "trace", "budget", "labels", "overrides",
+    "load_s", "makespan_s", "ttft_s", "tpot_s", "decode_tokens_per_s",
     "compute_busy_s", "stall_s", "lookups", "hit_ratio", "prefetch", "bytes", "link_utilisation", "real",
 )  # fmt: skip
 """Of a run's summary, what is kept."""

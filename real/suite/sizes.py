@@ -51,7 +51,7 @@ TINY_BENCH = Bench(
 )  # fmt: skip
 SIZES = {
     "full": Size(
-        words=("model=tiny_gates_mixtral_sizes", "hardware=h200_sxm_pcie5", "trace=tiny_mixtral", *SHORT,
+        words=("model=tiny_gates_half_mixtral", "hardware=h200_sxm_pcie5", "trace=tiny_mixtral", *SHORT,
                "workload.prompt_tokens=8", "workload.decode_tokens=12", "engine.dtype=float16",
                "engine.patience_s=20", "engine.stand_in_gib=0.4"),
         budgets=(0.6, 0.4, 0.8), bench=Bench(), copy_bits=tuple(range(12, 29, 2)),

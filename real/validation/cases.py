@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from real.conformance import NonconformanceError, conform
+from real.execute import as_it_ran
 from real.prepare import Prepared, Request, prepare_replay, read_request
 from real.recording import Recording, record_run
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
 from real.validation.judge import Case
 from sim.calls import replay
-from sim.configure import configure
+from sim.configure import changes, configure
 from sim.costs import Durations
 from sim.engine import simulate
 from sim.frames import Frames
+from sim.labels import Labels
 from sim.record import Record
 from sim.run import Run
 
@@ -45,7 +47,8 @@ class Plan:
 @dataclass(frozen=True)
 class Measured:
     """One run on the device. ``delay``: of its time, the share that the main thread stood in the run queue; None where
-    the system does not tell. ``load_average``: the machine's, over the minute in which the run ended.
+    the system does not tell. ``load_average``: the machine's, over the minute in which the run ended. ``labels``: what
+    a reader must know of the run, and of its simulation.
     """
 
     system: str
@@ -55,6 +58,7 @@ class Measured:
     pairs: Sequence[Pair]
     delay: float | None
     load_average: float
+    labels: Labels
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Checked:
 def request_of(words: Sequence[str], system: str, share: float) -> Request:
     """Raise ValueError for what cannot run."""
     cfg, name = configure(f"system={system}", f"budget.resident_share={share}", *words, config="real")
-    return read_request(cfg, name)
+    return read_request(cfg, name, changes(words))
 
 
 def order_of(plan: Plan) -> list[tuple[str, float, int]]:
@@ -107,7 +111,7 @@ def measure_run(request: Request, share: float, system: str) -> Measured:
     delay = None if before is None or after is None else (after - before) / max(1, recording.record.makespan_ns)
     frames = _frames(run, recording.record, recording)
     return Measured(system, share, recording, frames, pairs_of(recording, frames, run.durations), delay,
-                    os.getloadavg()[0])  # fmt: skip
+                    os.getloadavg()[0], as_it_ran(run, frames, request))  # fmt: skip
 
 
 def _queued_ns() -> int | None:

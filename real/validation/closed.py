@@ -10,6 +10,7 @@ from rich.console import Console
 from real.closed_loop import measure
 from real.lossy.loops import MODES, Shift
 from real.quality import request_of
+from sim.labels import told
 
 NOT_SIMULATED = ("device", "input", "engine", "live")
 """What says how a device runs: a closed loop is simulated, beside the model at work."""
@@ -57,7 +58,7 @@ def as_lines(shifts: Sequence[Shift], share: float) -> list[str]:
                  shift.time[2].times(100)]  # fmt: skip
         texts = [cell.text(4) + unit for cell, unit in zip(cells, (" %", "", " %", " %"), strict=True)]
         lines.append(f"| {shift.system} | {shift.mode} | {' | '.join(texts)} | {verdict} |")
-    return [*lines, ""]
+    return [*lines, "", *(f"- {text}" for text in told((shift.system, shift.labels) for shift in shifts)), ""]
 
 
 def as_rows(shifts: Sequence[Shift]) -> list[dict[str, Any]]:

@@ -12,19 +12,21 @@ from typing import Any
 from real.validation.cases import Checked
 from real.validation.judge import COVERAGE, LEVEL, Case, Ranking, as_row, coverage, intervals, rankings
 from sim.frames import Frames
+from sim.labels import Labels, told, write_on
 from sim.timeline import trace_events
 
 
 def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checked], cases: Sequence[Case],
-                 closed_loop: Sequence[str], shifts: Sequence[Mapping[str, Any]]) -> str:  # fmt: skip
+                 closed_loop: Sequence[str], shifts: Sequence[Mapping[str, Any]],
+                 labels: Sequence[tuple[str, Labels]]) -> str:  # fmt: skip
     """``validation.json``, ``validation.md`` and ``predicted_measured.{png,svg}``. Returns the text.
 
-    ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers.
+    ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers. ``labels``: of the runs, by system.
     """
     found = rankings(cases)
     text = "\n".join(
         [
-            *_head(facts),
+            *_head(facts, labels),
             *_conformance(checks),
             *_controlled(checks),
             *_free(cases),
@@ -35,12 +37,12 @@ def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checke
     numbers = {
         "facts": dict(facts), "checks": [asdict(check) for check in checks], "cases": [dict(as_row(c)) for c in cases],
         "intervals_ns": intervals(cases), "coverage": coverage(cases), "rankings": [asdict(one) for one in found],
-        "closed_loop": list(shifts),
+        "closed_loop": list(shifts), "labels": told(labels),
     }  # fmt: skip
     (folder / "validation.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     (folder / "validation.md").write_text(text + "\n", encoding="utf-8")
     if cases:
-        _draw(folder, facts, cases)
+        _draw(folder, facts, cases, labels)
     return text
 
 
@@ -61,8 +63,9 @@ def write_timelines(
     path.write_text(json.dumps(whole) + "\n", encoding="utf-8")
 
 
-def _head(facts: Mapping[str, Any]) -> list[str]:
-    return ["# Simulator against device", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+def _head(facts: Mapping[str, Any], labels: Sequence[tuple[str, Labels]]) -> list[str]:
+    lines = [*(f"{name}: {value}" for name, value in facts.items()), *told(labels)]
+    return ["# Simulator against device", "", *(f"- {line}" for line in lines), ""]
 
 
 def _conformance(checks: Sequence[Checked]) -> list[str]:
@@ -149,7 +152,8 @@ def _percent(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
 
 
-def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case]) -> None:
+def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case],
+          labels: Sequence[tuple[str, Labels]]) -> None:  # fmt: skip
     import matplotlib
 
     matplotlib.use("Agg")
@@ -168,6 +172,7 @@ def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case]) -> None
              ylim=ends)  # fmt: skip
     axis.set_title(f"{facts['device']}: {facts['runs on']}", fontsize=8)
     axis.legend(frameon=False, fontsize=8)
+    write_on(figure, labels)
     for kind in ("png", "svg"):
         figure.savefig(folder / f"predicted_measured.{kind}", dpi=150)
     plt.close(figure)

@@ -20,6 +20,7 @@ NEVER = 1 << 62
 class Foreseeing(Pooled):
     """Knows when each key is requested next: its position in the flattened needs of the run."""
 
+    knows_future = True
     _schedule: Sequence[Sequence[int]] = ()
 
     def foresee(self, schedule: Sequence[Sequence[int]]) -> None:

@@ -27,6 +27,7 @@ class FutureNeeds:
 class _Foreseeing:
     lookahead_sites = 0
     learns = False
+    knows_future = True
     _future: FutureNeeds | None = None
 
     def foresee_needs(self, future: FutureNeeds) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from sim.pareto import front
-from sim.reporting.runs import ReportedRun
+from sim.reporting.runs import GIB, ReportedRun
 
 Runs = Sequence[ReportedRun]
 BINS = 60
@@ -115,14 +115,16 @@ def link_use(axis: Any, runs: Runs) -> None:
 
 
 def memory(axis: Any, runs: Runs) -> None:
+    most = max(run.summary["budget"]["device_bytes"] for run in runs) / GIB
     for run in runs:
-        found = run.resident_change()
+        found = run.resident_gib()
         if found is not None:
             # It changes with every transfer: shown is its mean over each part of the time.
             edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
-            at, change = np.append(0, found[0]), np.append(0, found[1])
-            axis.plot((edges[:-1] + edges[1:]) / 2, means_between(at, change, edges), label=run.label)
-    axis.set(xlabel="time (s)", ylabel="expert bytes on the device,\nchange since the start (GiB), mean")
+            axis.plot((edges[:-1] + edges[1:]) / 2, means_between(*found, edges), label=run.label)
+        elif run.is_staged:
+            axis.plot([], [], " ", label=f"{run.label}: not told (staging)")
+    axis.set(xlabel="time (s)", ylabel="experts in the device's slots (GiB), mean", ylim=(0, 1.08 * most))
     _legend(axis)
 
 
@@ -147,7 +149,8 @@ def pareto(axis: Any, runs: Runs) -> None:
     classes = list(dict.fromkeys(run.highest_precision for run in runs))
     for precision, marker in zip(classes, cycle(MARKERS), strict=False):
         inside = [i for i, run in enumerate(runs) if run.highest_precision == precision]
-        on_front = front(speed[inside], loss[inside])
+        # What knows the future, or does what no machine can, is no system and beats nobody.
+        on_front = front(speed[inside], np.where([runs[i].labels.is_system for i in inside], loss[inside], np.nan))
         colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
         axis.scatter(loss[inside], speed[inside], c=colours, marker=marker, zorder=2, label=f"{precision} at best")
     axis.set(xlabel="share of gate weight served below the run's highest precision, or skipped (a proxy of loss)",
@@ -157,7 +160,8 @@ def pareto(axis: Any, runs: Runs) -> None:
     limits = axis.get_xlim()
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= limits[1]])
     axis.set_xlim(limits)
-    _name_points(axis, loss, speed, [run.label for run in runs])
+    names = [run.label if run.labels.is_system else f"{run.label} (a bound, no system)" for run in runs]
+    _name_points(axis, loss, speed, names)
     _legend(axis)
 
 

@@ -14,7 +14,10 @@ import polars as pl
 import yaml  # type: ignore[import-untyped]
 from polars.exceptions import PolarsError
 
-SHOWN = ("schema", "system", "hardware", "model", "trace", "budget", "stall_s", "prefetch", "ci95", "makespan_s")
+from sim.labels import Labels, labels_in
+
+SHOWN = ("schema", "system", "hardware", "model", "trace", "budget", "labels", "contracts", "stall_s", "prefetch",
+         "ci95", "makespan_s")  # fmt: skip
 """What a summary must have to be shown."""
 GIB = 2**30
 
@@ -38,6 +41,10 @@ class ReportedRun:
             raise ValueError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
 
     @property
+    def labels(self) -> Labels:
+        return labels_in(self.summary)
+
+    @property
     def highest_precision(self) -> str:
         """What its experts are served at when nothing is lost."""
         return str(next(iter(self.summary["budget"]["slots"])))
@@ -51,27 +58,37 @@ class ReportedRun:
         model = yaml.safe_load(place.read_text(encoding="utf-8"))["model"]
         return int(model["sites"]) * (int(model["experts"]) + 1)
 
-    def resident_change(self) -> tuple[Any, Any] | None:
-        """Times in s, and by how many GiB the experts on the device have grown since the start: arrivals at their end,
-        evictions when their transfer's last hop begins, further victims at their gate. None without tables."""
+    @property
+    def is_staged(self) -> bool:
+        """Whether it serves from staging, of which no table tells what has left."""
+        return bool(self.summary["contracts"]["staging_slots"])
+
+    def resident_gib(self) -> tuple[Any, Any] | None:
+        """Times in s, the first 0, and GiB of experts in the device's pools from each on: arrivals at their end,
+        evictions when their transfer's last hop begins, further victims at their gate. None without tables, and of a
+        run that serves from staging.
+        """
         transfers, decisions, lookups = (self.table(name) for name in ("transfers", "decisions", "lookups"))
         plane = self.plane
-        if transfers is None or decisions is None or lookups is None or plane is None or not len(transfers):
+        if transfers is None or decisions is None or lookups is None or plane is None or self.is_staged:
             return None
-        experts = transfers.filter((pl.col("class") != "dense") & (pl.col("hop") == pl.col("hop").max().over("number")))
-        sizes = dict(experts.group_by(pl.col("key") // plane).agg(pl.col("moved_bytes").max()).iter_rows())
+        budget, device_link = self.summary["budget"], next(iter(self.summary["link_utilisation"]))
+        experts = transfers.filter((pl.col("class") != "dense") & (pl.col("link") == device_link))
         gate_ns = lookups.group_by("tick").agg(pl.col("gate_ns").min())
-        size_of = pl.col("key").floordiv(plane).replace_strict(sizes, default=0, return_dtype=pl.Int64)
+        sizes = dict(enumerate(budget["slot_bytes"].values()))
+        size_of = pl.col("key").floordiv(plane).replace_strict(sizes, return_dtype=pl.Int64)
         # The first victim of a transfer stands in its row; further ones, and what is trimmed, only among the decisions.
         firsts = experts.filter(pl.col("victim").is_not_null()).select(at=pl.col("start_ns"), key=pl.col("victim"))
         others = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
         gone = pl.concat([firsts, others.select(at=pl.col("gate_ns"), key=pl.col("key"))])
-        arrived = experts.filter(pl.col("end_ns").is_not_null())
+        # What was cut and given up has an end, too, but never came.
+        arrived = experts.filter(pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True))
         changes = pl.concat([
-            arrived.select(at=pl.col("end_ns"), change=pl.col("moved_bytes").cast(pl.Int64)),
+            arrived.select(at=pl.col("end_ns"), change=size_of),
             gone.select("at", change=-size_of),
         ]).sort("at")  # fmt: skip
-        return changes["at"].to_numpy() / 1e9, np.cumsum(changes["change"].to_numpy()) / GIB
+        held = budget["initial_bytes"] + np.cumsum(np.append(0, changes["change"].to_numpy()))
+        return np.append(0, changes["at"].to_numpy()) / 1e9, held / GIB
 
 
 def read_runs(directories: list[Path]) -> list[ReportedRun]:
@@ -89,7 +106,31 @@ def read_runs(directories: list[Path]) -> list[ReportedRun]:
             )
         found.append((directory, summary))
     labels = _labels([summary for _, summary in found])
+    _check_same_work(labels, [summary for _, summary in found])
     return [ReportedRun(label, *each) for label, each in zip(labels, found, strict=True)]
+
+
+def _check_same_work(names: list[str], summaries: list[Mapping[str, Any]]) -> None:
+    """Raise ValueError unless all runs did the same work: what they do with different work is no comparison."""
+    for name, one in zip(names, summaries, strict=True):
+        for (what, ours), theirs in zip(_work(summaries[0]).items(), _work(one).values(), strict=True):
+            if ours != theirs:
+                raise ValueError(
+                    f"{names[0]} and {name} did not do the same work: {what} {ours} and {theirs}; one chart of both "
+                    f"would compare sequences, not systems: make a report of each kind"
+                )
+
+
+def _work(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs share that can be drawn in one chart, by name."""
+    trace, contracts = summary["trace"], summary["contracts"]
+    return {
+        "number of sequences": trace["sequences"],
+        **{name: trace.get(key) for name, key in (("trace", "name"), ("split", "split"), ("trace sha256", "sha256"),
+                                                  ("sequences", "numbers"), ("prompt tokens", "prefill_tokens"),
+                                                  ("decode tokens", "decode_tokens"))},
+        **{name: contracts.get(name) for name in ("batching", "together", "prefill_chunk", "arrivals")},
+    }  # fmt: skip
 
 
 def _labels(summaries: list[Mapping[str, Any]]) -> list[str]:

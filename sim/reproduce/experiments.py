@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from sim.build import ROOT, load_trace
 from sim.configure import configure
+from sim.labels import Labels, from_row, synthetic_label
 from sim.orphans import leave_with_parent
 from sim.reproduce import arms, keys
 from sim.reproduce.arms import Arm, ArmError, Job, expand
@@ -50,6 +51,8 @@ class Outcome:
     default: Value | None
     grid: Mapping[str, Value] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[tuple[str, Labels], ...] = ()
+    """Of the runs at the default, by arm."""
 
     @property
     def values(self) -> list[Value]:
@@ -237,7 +240,18 @@ def outcome(paper: Paper, experiment: Experiment, points: Sequence[Point], resul
             failures[point.name] = str(broken[0])
         else:
             values[point.name] = _value(paper, experiment, point, results, runner)
-    return Outcome(values.pop("default", None), values, failures)
+    labels = tuple(_labels(paper, experiment, points[0], results, runner)) if "default" in values else ()
+    return Outcome(values.pop("default", None), values, failures, labels)
+
+
+def _labels(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any],
+            runner: Runner) -> list[tuple[str, Labels]]:  # fmt: skip
+    """Of a point's runs, by arm; of a measure of the trace alone that of its gates."""
+    arms_by_name = [(name, arm) for group in point.groups for name, arm in group.items()]
+    if experiment.measure[0] not in TRACE_MEASURES:
+        return list(dict.fromkeys((name, from_row(results[arm].labels)) for name, arm in arms_by_name))
+    places = [(name, runner.trace_dir(paper, arm.trace) / "header.json") for name, arm in arms_by_name]
+    return [(name, Labels(synthetic=synthetic_label(parse_header(place.read_bytes())))) for name, place in places]
 
 
 def _value(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner) -> Value:

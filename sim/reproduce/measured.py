@@ -14,6 +14,7 @@ import polars as pl
 from sim.build import build, load_trace
 from sim.engine import simulate
 from sim.frames import Frames
+from sim.labels import labels_of
 from sim.latency import decode_time_and_tokens, prefill_time
 from sim.reproduce.durations import Timing, timed
 from sim.run import Run
@@ -44,6 +45,8 @@ class Measured:
     prefetches_per_gate: float
     device_bytes: int
     gates: str = ""
+    labels: dict[str, str | None] = field(default_factory=dict)
+    """What a reader must know of them (`sim.labels`)."""
     extra: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,6 +78,7 @@ def _measured(run: Run, frames: Frames) -> Measured:
         ns_per_transfer=float(whole.mean() or 0.0) if len(whole) else 0.0,  # type: ignore[arg-type]
         prefetches_per_gate=sum(t.prefetch for t in run.controller.issued) / max(1, decode_gates),
         device_bytes=run.ledger.total_bytes, gates=run.trace.header.name,
+        labels=labels_of(run, frames.lookups).kinds(),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sim.labels import Labels, told, write_on
 from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
@@ -96,7 +97,12 @@ def markdown(paper: Paper, verdicts: Sequence[Verdict]) -> str:
     for v in verdicts:
         cells = (v.claim.id, v.claim.where, v.claim.says, said(v.claim), found(v), v.claim.role, v.verdict, remark(v))
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(f"- {text}" for text in told(by_claim(verdicts)))]) + "\n"
+
+
+def by_claim(verdicts: Sequence[Verdict]) -> list[tuple[str, Labels]]:
+    """The labels of every run at a documented default, by the claim that it is for."""
+    return [(v.claim.id, labels) for v in verdicts for _, labels in v.labels]
 
 
 def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
@@ -107,7 +113,7 @@ def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         {**asdict(v.claim), "verdict": v.verdict, "simulated": v.simulated, "ends": v.ends, "width": v.width,
          "sign": v.sign, "inside": v.inside, "met_at": v.met_at,
          "points": v.value.points if v.value else (), "intervals": v.value.intervals if v.value else (),
-         "failures": dict(v.failures)}
+         "failures": dict(v.failures), "labels": told(v.labels)}
         for v in verdicts
     ]  # fmt: skip
     (folder / f"{paper.name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -143,6 +149,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
     axes.set_title(
         f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters", fontsize=8
     )
+    write_on(figure, [("", labels) for v in rows for _, labels in v.labels], size=5)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -150,5 +157,5 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
 def show(console: Console, paper: Paper, verdicts: Sequence[Verdict], checks: Sequence[str]) -> None:
     """The table, the worked checks, the counts."""
     console.print(table(paper, verdicts))
-    for line in (*checks, f"{paper.title}: {counted(verdicts)}"):
-        console.print(line, soft_wrap=True, highlight=False)
+    for line in (*checks, f"{paper.title}: {counted(verdicts)}", *told(by_claim(verdicts))):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sim.labels import Labels
 from sim.reproduce.experiments import Outcome
 from sim.reproduce.identities import compute
 from sim.reproduce.roles import Claim, Paper
@@ -41,6 +42,8 @@ class Verdict:
     inside: bool | None = None
     met_at: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[tuple[str, Labels], ...] = ()
+    """Of the runs at the documented default, by arm."""
 
     @property
     def width(self) -> float | None:
@@ -93,7 +96,7 @@ def _experiment(claim: Claim, outcome: Outcome) -> Verdict:
         claim, found, simulated=outcome.default.point, value=outcome.default, ends=ends,
         spreads=_spreads(target, values) or (ends,),
         sign=has_published_sign(claim, outcome.default), inside=inside if claim.rule != "order" else None,
-        met_at=met_at, failures=outcome.failures,
+        met_at=met_at, failures=outcome.failures, labels=outcome.labels,
     )  # fmt: skip
 
 

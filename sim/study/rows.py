@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.labels import caption, labels_in
 from sim.metrics import VERSION
 from sim.study.cells import Cell
 
@@ -37,7 +38,7 @@ SCHEMA: dict[str, Any] = {
     **dict.fromkeys(TEXTS, pl.String), **dict.fromkeys(NUMBERS, pl.Float64),
     **{f"ci95.{name}.{end}": pl.Float64 for name in INTERVALS for end in ("low", "high")},
     **{name: pl.List(kind) for name, kind in LISTS.items()},
-    "summary": pl.String, "config": pl.String,
+    "labels": pl.String, "summary": pl.String, "config": pl.String,
 }  # fmt: skip
 
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ def make_row(study: str, cell: Cell, status: str, error: str | None = None, summ
         for name in INTERVALS:
             row[f"ci95.{name}.low"], row[f"ci95.{name}.high"] = summary["ci95"][name] or (None, None)
         row |= {name: list(values) for name, values in (by_sequence or {}).items()}
-        row["summary"] = json.dumps(summary)
+        row |= {"labels": caption([("", labels_in(summary))]), "summary": json.dumps(summary)}
     return row
 
 

@@ -7,6 +7,7 @@ as it stands in ``conf/``, paired.
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from sim.labels import Labels, labels_in
+from sim.labels import told as labels_told
 from sim.paired import Paired, paired
 from sim.study.cells import Cell, make_cell
 from sim.study.conduct import axes_of, showing_progress
@@ -68,6 +71,8 @@ class SearchResult:
     baseline: tuple[tuple[float, ...], tuple[float, ...]]
     trials: int
     failed: int
+    labels: tuple[tuple[str, Labels], ...] = ()
+    """Of the runs on ``eval``: as it stands, and what was found."""
 
 
 def make_search(plan: Plan) -> Search:
@@ -141,7 +146,9 @@ def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[
         ]  # fmt: skip
         failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
         at = (_objectives(search, base[0]), _objectives(search, base[1]))
-        return SearchResult(search, tuple(found), at, len(study.trials), failed)
+        done = [("as it stands", base[1]), *(("found", row) for row in judged if row["status"] == DONE)]
+        labels = tuple((name, labels_in(json.loads(row["summary"]))) for name, row in done)
+        return SearchResult(search, tuple(found), at, len(study.trials), failed, labels)
 
 
 def _trials(optuna: Any, study: Any, search: Search, plan: Plan, run: Callable[[Sequence[Cell]], list[Row]],
@@ -251,4 +258,4 @@ def told(study: str, result: SearchResult) -> str:
         got = "  ".join(f"{name} {fit:.4g} / {judged:.4g}"
                         for name, fit, judged in zip(names, found.fit, found.eval, strict=True))  # fmt: skip
         lines.append(f"{words}\n  {got}; on eval it decodes {found.speedup} as fast ({found.speedup.verdict})")
-    return "\n".join(lines)
+    return "\n".join([*lines, *labels_told(result.labels)])

@@ -1,9 +1,10 @@
-"""``python -m sim.study.versus DATASET NAME [also=WORD]``: how many times as fast one system is as others.
+"""``python -m sim.study.versus DATASET NAME [also=WORD]``: how many times as fast others are as one system.
 
 DATASET: what ``python -m sim.study`` wrote. NAME: the system as the column ``system`` has it (its first word is enough
 where no other cell of the same conditions begins with it). Cells are set side by side where they share trace, split,
 sequences, workload, model, machine and bytes for experts, so that only their mechanisms differ; intervals are paired
-over sequences, as everywhere. ``also=WORD``: only cells whose overrides have it, such as ``also=trace.split=eval``.
+over sequences, as everywhere. A cell that stands beside no cell of NAME is named below, with why. ``also=WORD``: only
+cells whose overrides have it, such as ``also=trace.split=eval``.
 """
 
 from __future__ import annotations
@@ -20,24 +21,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.comparison import PLACES, SAME
+from sim.comparison import PLACES, SAME, leaves, short
+from sim.labels import Labels, labels_in, told
 from sim.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import DONE, Row
 
 ALSO = "also="
 WIDTH = 160
+SHOWN = 2
+"""Of the conditions in which a cell differs from its nearest, how many are told."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A cell beside the one that is asked about. ``ahead``: how many times as fast that one decodes, None of itself."""
+    """A cell beside the one that is asked about. ``ahead``: how many times as fast as that one it decodes, None of
+    that one itself.
+    """
 
     system: str
     tokens_per_s: float
     interval: tuple[float, float] | None
     hit_ratio: float | None
     ahead: Paired | None
+    labels: Labels
 
 
 @dataclass(frozen=True)
@@ -45,20 +52,41 @@ class Group:
     """Cells of the same conditions, fastest first."""
 
     title: str
-    label: str
     sides: tuple[Side, ...]
 
 
-def versus(rows: Iterable[Row], name: str) -> list[Group]:
-    """The finished cells among ``rows`` by their conditions, where ``name`` is one of them.
+@dataclass(frozen=True)
+class Alone:
+    """A cell that stands beside no cell of the system that is asked about, and why not."""
+
+    system: str
+    overrides: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Versus:
+    """All cells of a study: those side by side, and those that are not."""
+
+    groups: tuple[Group, ...]
+    alone: tuple[Alone, ...]
+
+
+def versus(rows: Iterable[Row], name: str) -> Versus:
+    """The cells of ``rows`` by their conditions, those of ``name`` beside the others.
 
     Raise ValueError where it is in no group, or several cells of one may be meant.
     """
     grouped: dict[str, list[Row]] = {}
+    alone: list[Alone] = []
     for row in rows:
-        if row["status"] == DONE and row["decode_ns"]:
-            grouped.setdefault(_conditions(row), []).append(row)
-    found = []
+        if row["status"] != DONE:
+            alone.append(Alone(row["system"], row["overrides"], f"it is {row['status']}: {row['error']}"))
+        elif not row["decode_ns"] or not sum(row["decode_ns"]):
+            alone.append(Alone(row["system"], row["overrides"], "it decodes nothing"))
+        else:
+            grouped.setdefault(json.dumps(_conditions(row), sort_keys=True), []).append(row)
+    found, meant_rows, left = [], [], []
     for cells in grouped.values():
         meant = [row for row in cells if row["system"] == name]
         meant = meant or [row for row in cells if row["system"].split()[0] == name]
@@ -67,19 +95,35 @@ def versus(rows: Iterable[Row], name: str) -> list[Group]:
             raise ValueError(f"{name} may be each of these: {names}; give one of them whole")
         if meant:
             found.append(_group(meant[0], cells))
+            meant_rows.append(meant[0])
+        else:
+            left += cells
     if not found:
         known = ", ".join(sorted({row["system"] for cells in grouped.values() for row in cells}))
         raise ValueError(f"no finished cell is of {name}; there are: {known or 'none at all'}")
-    return found
+    alone += [Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left]
+    return Versus(tuple(found), tuple(alone))
 
 
-def _conditions(row: Row) -> str:
-    """What cells must share, as text."""
+def _conditions(row: Row) -> dict[str, Any]:
+    """What cells must share, by name."""
     config: Mapping[str, Any] = json.loads(row["config"])
-    shared = {section: {key: value for key, value in config[section].items() if f"{section}.{key}" not in PLACES}
-              for section in SAME}  # fmt: skip
-    budget = json.loads(row["summary"])["budget"]["allowed_bytes"]
-    return json.dumps([shared, row["trace_sha256"], list(row["sequence"]), budget], sort_keys=True)
+    shared = {key: value for section in SAME for key, value in leaves(section, config[section]).items()
+              if key not in PLACES}  # fmt: skip
+    allowed = json.loads(row["summary"])["budget"]["allowed_bytes"]
+    return {**shared, "trace sha256": row["trace_sha256"], "sequences": list(row["sequence"]),
+            "bytes for experts": allowed}  # fmt: skip
+
+
+def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
+    """Why a cell stands beside none of ``meant``: what tells it from the one that shares most with it."""
+    mine = _conditions(row)
+    differences = [{key: theirs.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
+                   for theirs in map(_conditions, meant)]  # fmt: skip
+    least = min(differences, key=len)
+    parts = [f"{key} {short(mine.get(key))}, not {short(other)}" for key, other in sorted(least.items())[:SHOWN]]
+    more = f" and {len(least) - SHOWN} more" if len(least) > SHOWN else ""
+    return f"no cell of {name} has its conditions; the nearest differs: {'; '.join(parts)}{more}"
 
 
 def _group(ours: Row, cells: Sequence[Row]) -> Group:
@@ -87,13 +131,14 @@ def _group(ours: Row, cells: Sequence[Row]) -> Group:
     own_ns = np.array(ours["decode_ns"])
     sides = [
         Side(row["system"], row["decode_tokens_per_s"], _interval(row), row["hit_ratio"],
-             None if row is ours else paired(own_ns, np.array(row["decode_ns"])))
+             None if row is ours else paired(np.array(row["decode_ns"]), own_ns),
+             labels_in(json.loads(row["summary"])))
         for row in sorted(cells, key=lambda row: (-row["decode_tokens_per_s"], row["system"]))
     ]  # fmt: skip
-    trace, gates = summary["trace"], str(summary["trace"]["gates"])
+    trace = summary["trace"]
     title = (f"{trace['name']}, split {trace['split']}, {len(ours['sequence'])} sequences; {summary['hardware']}, "
              f"{summary['model']}, {summary['budget']['resident_share']:.1%} resident")  # fmt: skip
-    return Group(title, gates if "TRANSPLANTED" in gates else "", tuple(sides))
+    return Group(title, tuple(sides))
 
 
 def _interval(row: Row) -> tuple[float, float] | None:
@@ -101,22 +146,25 @@ def _interval(row: Row) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def print_groups(groups: Sequence[Group], name: str, console: Console) -> None:
-    """A table for each."""
-    for group in groups:
-        table = Table("system", "decode tokens/s", "hit ratio", f"{name} is so many times as fast", "",
+def print_versus(found: Versus, name: str, console: Console) -> None:
+    """A table for each group, what a reader must know of them, and what is in no group."""
+    for group in found.groups:
+        table = Table("system", "decode tokens/s", "hit ratio", f"times as fast as {name}", "",
                       title=group.title, title_justify="left")  # fmt: skip
         for side in group.sides:
             interval = "" if side.interval is None else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
             hits = "" if side.hit_ratio is None else f"{side.hit_ratio:.3f}"
             ahead = ("", "") if side.ahead is None else (str(side.ahead), side.ahead.verdict)
-            table.add_row(escape(side.system), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
+            marks = [*(["lossy"] if side.labels.lossy else []), *([] if side.labels.is_system else ["a bound"])]
+            name_marked = f"{side.system} ({', '.join(marks)})" if marks else side.system
+            table.add_row(escape(name_marked), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
                           *map(escape, ahead))  # fmt: skip
         console.print(table)
-    for label in dict.fromkeys(group.label for group in groups if group.label):
-        console.print(f"{label}.", highlight=False, markup=False, soft_wrap=True)
-    console.print("In brackets: 95 % intervals; those of how many times are paired over sequences.", highlight=False,
-                  markup=False, soft_wrap=True)  # fmt: skip
+    brackets = "In brackets: 95 % intervals; those of how many times are paired over sequences."
+    labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
+    alone = [f"Beside no {name}: {one.system} ({one.overrides}): {one.why}." for one in found.alone]
+    for line in (*labels, brackets, *alone):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
@@ -134,11 +182,11 @@ def main(words: Sequence[str]) -> int:
     try:
         if len(given) != 2:
             raise ValueError("name a study's folder and a system: python -m sim.study.versus outputs/studies/NAME lru")
-        groups = versus(read_rows(Path(given[0]), also), given[1])
+        found = versus(read_rows(Path(given[0]), also), given[1])
     except (ValueError, OSError) as error:
         print(f"versus: {error}", file=sys.stderr)
         return 2
-    print_groups(groups, given[1], Console(width=WIDTH))
+    print_versus(found, given[1], Console(width=WIDTH))
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
 
 from sim.build import build
+from sim.configure import changes
 from sim.execute import execute
 from sim.latency import decode_time_and_tokens
 from sim.orphans import leave_with_parent
@@ -35,14 +36,14 @@ def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
     """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither raises."""
     started = time.perf_counter()
     try:
-        run = build(cell.config, cell.system, shared=shared())
+        run = build(cell.config, cell.system, shared=shared(), changed=changes(cell.words))
     except (ValueError, OSError) as error:
         return make_row(study, cell, REFUSED, " ".join(str(error).split()))
     except Exception as error:
         return make_row(study, cell, FAILED, _reason(error))
     try:
         result = execute(run)
-        summary = {**result.summary, "overrides": list(cell.words), "wall_s": round(time.perf_counter() - started, 4)}
+        summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 4)}
         decode_ns, tokens = decode_time_and_tokens(result.frames)
         by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
                        "decode_tokens": tokens.tolist()}  # fmt: skip

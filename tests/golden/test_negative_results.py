@@ -1,7 +1,7 @@
 """Published negative results: what was expected to help and did not, by sign, with the paired 95 % interval.
 
-Sources at each test. Sizes and machine are Mixtral's on an RTX 4090, gates those of the bundled model (TRANSPLANTED):
-signs are compared, never factors.
+Sources at each test. Sizes and machine are those of half of Mixtral's layers on an RTX 4090, gates those of the bundled
+model (TRANSPLANTED): signs are compared, never factors.
 """
 
 from __future__ import annotations

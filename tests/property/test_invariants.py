@@ -220,7 +220,7 @@ def built(
     request: pytest.FixtureRequest, configure: Callable[..., DictConfig], bundled_trace: Trace, synthetic_trace: Trace
 ) -> tuple[Run, Result]:
     system, share, which = request.param
-    # 70 % of Mixtral's experts need more than a real card has.
+    # 70 % of the experts of half of Mixtral's layers need more than a real card has.
     model = ("trace.max_sequences=2", "experiment=more_memory") if which == "bundled" else SMALL
     trace = bundled_trace if which == "bundled" else synthetic_trace
     one = build(configure(f"system={system}", f"budget.resident_share={share}", *model), system, trace)

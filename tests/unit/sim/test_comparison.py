@@ -18,6 +18,7 @@ import pytest
 from sim.compare import answer, main, read_run, table_of
 from sim.comparison import Comparison, compared
 from sim.execute import execute
+from sim.labels import Labels
 from sim.outputs import write_outputs
 from sim.paired import FASTER, paired
 from sim.trials import Trial, prepared, trial
@@ -48,9 +49,11 @@ def test_runs_of_other_quality_are_told_as_such() -> None:
     words = ["trace.max_sequences=1", "budget.slots_gib=12", "workload.decode_tokens=4"]
     found = {name: trial([f"system={name}", *words]) for name in ("lru", "hobbit", "fate")}
     told = answer(compared(("lru", "fate"), found["lru"], found["fate"]))
-    assert told.endswith(" They are not of one quality: A serves at fp16; B at int4.")
+    assert told.endswith(" They are not of one quality: A serves at fp16; B at int4 (lossy).")
     told = answer(compared(("hobbit", "lru"), found["hobbit"], found["lru"]))
-    assert re.search(r"quality: A serves at \w+, \d+% of needs at low precision, .*% skipped; B at fp16\.$", told)
+    assert re.search(
+        r"quality: A serves at \w+, \d+% of needs at low precision, .*% skipped \(lossy\); B at fp16\.$", told
+    )
     same = answer(compared(("lru", "again"), found["lru"], found["lru"]))
     assert "quality" not in same
 
@@ -217,7 +220,8 @@ def hand_made() -> Callable[[float], Comparison]:
         ours = np.array([1e9, 2e9, 2e9, 1e9])
         ratio = paired(ours, factor * ours)
         waiting = 5_000_000_000, round(6e9 * factor) - 1_000_000_000
-        return Comparison(("x", "y"), {"compute": (10**9, 10**9), "no_slot": waiting}, {"all steps": ratio}, None)
+        return Comparison(("x", "y"), {"compute": (10**9, 10**9), "no_slot": waiting}, {"all steps": ratio},
+                          (Labels(), Labels()))  # fmt: skip
 
     return made
 

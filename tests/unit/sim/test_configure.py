@@ -26,8 +26,8 @@ def test_a_run_from_python_has_the_summary_of_the_command_line(tmp_path: Path) -
     printed = json.loads((tmp_path / "run" / "summary.json").read_text())
     ours = execute(build(*configure(*OVERRIDES))).summary
     assert ours["system"] == "hobbit precision=fp16 cache=lfu"
-    assert {**printed, "wall_s": None, "overrides": None} == {**json.loads(json.dumps(ours)), "wall_s": None,
-                                                             "overrides": None}  # fmt: skip
+    assert printed["overrides"] == ["trace.max_sequences=1"]
+    assert {**printed, "wall_s": None, "overrides": []} == {**json.loads(json.dumps(ours)), "wall_s": None}
 
 
 def test_a_mechanism_that_does_not_exist_is_refused_by_hydra() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +221,8 @@ def by_hand(folder: Path) -> Path:
         "predictor": {"_target_": "a.GateLookahead", "sites": 1}, "trace": {"path": str(folder / "no_trace")},
         "loader": {"depth": "all"},
     }  # fmt: skip
+    told = {"labels": {"synthetic": "SYNTHETIC gates: by hand"}, "overrides": []}
+    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     return folder
 
@@ -237,12 +240,13 @@ def test_a_miss_is_told_with_what_took_its_place_and_what_held_the_link(
         "The demand waited 0.400 ms for pcie and took 0.600 ms; meanwhile pcie served 1 prefetch (0.400 ms): site 1 "
         "expert 2.",
         "No prefetch was queued; the trace cannot be read, so what GateLookahead forecast is not told.",
+        "SYNTHETIC gates: by hand",
     ]
 
 
 def test_a_hit_is_told_with_the_prefetch_that_brought_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(by_hand(tmp_path)), "site=1", "expert=1", "step=1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert capsys.readouterr().out.splitlines()[1:-1] == [
         "It had come as a prefetch over pcie, issued after tick 2 (step 1, site 0), arrived at 3.800 ms, 0.200 ms "
         "before this gate.",
         "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited 0.000 ms for pcie and "

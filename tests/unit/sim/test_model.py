@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hydra.utils import instantiate
 from sim.build import ROOT
 from sim.model import Model
 from sim.trace_header import ModelShape
+from sim.trials import prepared
 
 GIB = 1 << 30
 
@@ -126,6 +128,54 @@ def test_a_transplant_must_be_declared_and_says_what_it_is() -> None:
         small().check_trace(shape(name="tiny", hidden=4), "t")
     declared = small(gates_of="tiny", sizes_of="small")
     declared.check_trace(shape(name="tiny", hidden=4), "t")
-    assert declared.transplant == "TRANSPLANTED: gates of tiny, sizes of small"
     with pytest.raises(ValueError, match="takes its gates from tiny, but trace t was captured from other"):
         declared.check_trace(shape(name="other"), "t")
+
+
+def test_a_transplant_tells_each_way_in_which_it_is_not_the_whole() -> None:
+    declared = small(gates_of="tiny", sizes_of="small")
+    told = "TRANSPLANTED: gates of tiny, sizes of small"
+    assert declared.transplant == f"{told}, how many layers that has is not known"
+    assert replace(declared, whole=(3, 4, 2)).transplant == told
+    assert replace(declared, whole=(6, 4, 2)).transplant == f"{told}, 3 of its 6 layers"
+    assert replace(declared, whole=(2, 8, 1)).transplant == (
+        f"{told}, 3 layers for its 2, 4 experts a layer for its 8, top-2 for its top-1"
+    )
+
+
+def test_a_model_of_fewer_layers_than_the_published_one_of_its_name_says_so() -> None:
+    assert replace(small(), whole=(3, 4, 2)).part is None
+    assert replace(small(), whole=(6, 4, 2)).part == "NOT the whole of small: 3 of its 6 layers"
+    transplant = replace(small(gates_of="tiny", sizes_of="large"), whole=(6, 4, 2))
+    assert transplant.part is None, "its own label says it"
+    with_others = replace(small(leading_dense_layers=1, dense_intermediate=2), whole=(6, 4, 2))
+    assert with_others.part == "NOT the whole of small: 3 of its 6 MoE layers"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers"),
+        (("model=tiny_mixtral",), None),
+        (("model=mixtral_8x7b", "model.sites=16", "model.gates_of=tiny_mixtral", "model.sizes_of=mixtral_8x7b"),
+         "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers"),
+        (("model=phi_3_5_moe", "model.sites=16", "model.experts=8", "model.gates_of=tiny_mixtral",
+          "model.sizes_of=phi_3_5_moe"),
+         "TRANSPLANTED: gates of tiny_mixtral, sizes of phi_3_5_moe, 16 of its 32 layers, 8 experts a layer for its "
+         "16"),
+        (("model.sizes_of=mine",),
+         "TRANSPLANTED: gates of tiny_mixtral, sizes of mine, how many layers that has is not known"),
+    ],
+)  # fmt: skip
+def test_a_transplant_says_which_part_of_the_published_model_it_has(words: tuple[str, ...], told: str | None) -> None:
+    """Looked up in conf/model, whatever the command line has made of it."""
+    assert prepared(("system=lru", "trace.max_sequences=1", *words)).model.transplant == told
+
+
+def test_served_as_it_is_published_nothing_is_lost() -> None:
+    assert small().keeps("fp16")
+    assert not small().keeps("mxfp4")
+    assert small(stored="mxfp4").keeps("mxfp4")
+    assert not small(stored="mxfp4").keeps("int4")
+    with pytest.raises(ValueError, match=r"model\.stored='int3' is no precision; known: fp32"):
+        small(stored="int3")

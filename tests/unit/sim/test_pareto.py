@@ -15,20 +15,25 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sim.pareto import LOSSLESS, LOSSY, UNMEASURED, draw, front, join, main, mark, print_points, quality_class
+from sim.trials import trial
 
 COARSE = st.integers(0, 4).map(float)
 
 
-def _summary(system: str, speed: float, slots: tuple[str, ...] = ("fp16",), low: float = 0.0) -> dict[str, Any]:
-    return {"system": system, "trace": {"name": "t"}, "model": "m", "hardware": "h",
-            "budget": {"resident_share": 0.25, "slots": dict.fromkeys(slots, 1)}, "decode_tokens_per_s": speed,
+def _summary(system: str, speed: float, slots: tuple[str, ...] = ("fp16",), low: float = 0.0,
+             **labels: str) -> dict[str, Any]:  # fmt: skip
+    lossy = "lossy (somehow)" if low or slots[0] != "fp16" else None
+    return {"system": system, "trace": {"name": "t"}, "labels": {"lossy": lossy, **labels}, "overrides": [],
+            "model": "m",
+            "hardware": "h", "budget": {"resident_share": 0.25, "slots": dict.fromkeys(slots, 1)},
+            "decode_tokens_per_s": speed,
             "ci95": {"decode_tokens_per_s": [speed - 1, speed + 1]},
             "quality_proxy": {"low_share": low, "skip_share": 0.0}}  # fmt: skip
 
 
 def _quality(system: str, loss: float, loop: str = "closed", speed: float = 5.0) -> dict[str, Any]:
     row: dict[str, Any] = {"system": system, "trace": "t", "model": "m", "hardware": "h", "resident_share": 0.25,
-                           "loop": loop}  # fmt: skip
+                           "loop": loop, "labels": {"synthetic": "SYNTHETIC gates: t"}}  # fmt: skip
     for name, value in (("divergence", loss), ("increase", 2 * loss), ("decode_tokens_per_s", speed)):
         row |= {name: value, f"{name}_low": value, f"{name}_high": value}
     return row
@@ -58,11 +63,35 @@ def test_a_run_gets_the_quality_of_its_own_configuration_the_closed_loops_first(
 
 
 def test_one_low_precision_for_all_is_lossy_though_no_share_is_low() -> None:
-    assert quality_class(_summary("a", 1.0, ("int4",))) == LOSSY
-    assert quality_class(_summary("a", 1.0)) == LOSSLESS
-    rerouted = _summary("a", 1.0)
-    rerouted["quality_proxy"]["reroute_share"] = 0.1
-    assert quality_class(rerouted) == LOSSY
+    few = ("trace.max_sequences=1", "workload.decode_tokens=4")
+    for words, expected in ((("system=lru",), LOSSLESS), (("system=lru", "precision=int4"), LOSSY),
+                            (("system=fate",), LOSSY), (("system=swapmoe",), LOSSY)):  # fmt: skip
+        assert quality_class(trial((*words, *few)).summary) == expected, words
+
+
+def test_what_knows_the_future_or_costs_nothing_is_set_apart_and_beats_nobody(tmp_path: Path, capsys: Any) -> None:
+    points = join([
+        _summary("lru", 3.0), _summary("slow", 2.0), _summary("oracle", 9.0, knows_future="knows the future (Belady)"),
+        _summary("infinite_link", 99.0, reference="a reference: copies take no time"),
+    ], [])  # fmt: skip
+    assert mark(points) == [True, False, False, False]
+    console = Console(width=118, record=True, file=io.StringIO())
+    print_points(points, "divergence", console)
+    told = console.export_text()
+    assert "On the front: lru, 0.25 resident." in told
+    assert "oracle: knows the future (Belady)" in told
+    assert told.count("no system, a bound") == 2
+
+
+def test_a_summary_or_a_quality_of_an_older_version_is_refused_with_the_way_out() -> None:
+    old = _summary("lru", 3.0)
+    del old["labels"]
+    with pytest.raises(ValueError, match=r"summary of lru has no labels: an older version wrote it; run it again"):
+        join([old], [])
+    quality = _quality("lru", 0.1)
+    del quality["labels"]
+    with pytest.raises(ValueError, match=r"quality of lru has no labels: .* measure it again"):
+        join([], [quality])
 
 
 def test_every_row_of_the_table_shows_its_quality() -> None:

@@ -19,6 +19,7 @@ from sim.outputs import write_outputs
 from sim.report import main
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import read_runs
+from sim.slots import UNUSED
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -26,9 +27,9 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 def run_into(place: Path, *words: str) -> Path:
     cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
-    run = build(cfg, name)
+    run = build(cfg, name, changed=["trace.max_sequences=2"])
     result = execute(run)
-    write_outputs(place, {**result.summary, "overrides": [], "wall_s": 0.0}, run.config,
+    write_outputs(place, {**result.summary, "wall_s": 0.0}, run.config,
                   result.frames if cfg.outputs == "all" else None, run.controller.loader.wait, 8)  # fmt: skip
     return place
 
@@ -51,7 +52,15 @@ def test_every_figure_is_on_the_page_and_beside_it_with_its_configuration(report
         assert (place / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         svg = (place / f"{name}.svg").read_text(encoding="utf-8")
         assert "rtx4090_pcie4" in svg, "a figure by itself says what it is of"
+        assert "with trace.max_sequences=2" in svg, "and what was changed"
         assert re.search(r"\((s|ms|GiB|tokens/s)\)|ratio|share|tokens|prefetches", svg), "and in which unit"
+
+
+def test_the_page_says_what_was_changed_and_what_is_lossy(report: tuple[Path, list[Path]]) -> None:
+    page = (report[0] / "report.html").read_text(encoding="utf-8")
+    told = re.findall(r"<p class='warning'>([^<]*)</p>", page)
+    assert "with trace.max_sequences=2" in told
+    assert "hobbit: lossy (experts at low precision, experts skipped)" in told
 
 
 def test_the_page_names_no_other_place(report: tuple[Path, list[Path]]) -> None:
@@ -65,13 +74,83 @@ def test_the_page_names_no_other_place(report: tuple[Path, list[Path]]) -> None:
 
 def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(report: tuple[Path, list[Path]]) -> None:
     (run,) = read_runs([report[1][0]])
-    found = run.resident_change()
+    found = run.resident_gib()
     assert found is not None
     transfers = pl.read_parquet(report[1][0] / "transfers.parquet")
     # LRU's slots are full from the start: each load puts one out, at its issue, and comes in at its end.
-    one = transfers["moved_bytes"][0] / 2**30
+    one, all_gib = transfers["moved_bytes"][0] / 2**30, run.summary["budget"]["device_bytes"] / 2**30
+    assert found[0][0] == 0
+    assert found[1][0] == pytest.approx(all_gib, abs=0.99 * one)
     assert np.ptp(found[1]) == pytest.approx(one)
-    assert found[1][-1] == pytest.approx(0, abs=1.01 * one)
+
+
+@pytest.mark.parametrize("words", [
+    ("system=lru",), ("system=lru", "cache.initial=empty"), ("system=hobbit",), ("system=edgemoe",),
+    ("system=lru", "loader.retention=after_batch", "workload=static_4"),
+    ("system=hobbit", "loader.chunk_bytes=65536"), ("system=lru", "hardware=rtx4090_nvme"),
+], ids=" ".join)  # fmt: skip
+def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_there(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Against the controller's own slots: their bytes at the start and at the end."""
+    cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
+    run = build(cfg, name)
+    slots = run.controller.slots
+
+    def held() -> int:
+        return sum(size for size, state in zip(slots.slot_bytes, slots.state, strict=True) if state <= UNUSED)
+
+    before = held()
+    result = execute(run)
+    write_outputs(tmp_path / "run", result.summary, run.config, result.frames, "wait_all", 1)
+    (read,) = read_runs([tmp_path / "run"])
+    found = read.resident_gib()
+    assert found is not None
+    assert found[1].min() >= 0
+    assert (found[1][0] * 2**30, found[1][-1] * 2**30) == (before, held())
+
+
+def test_of_a_run_with_staging_the_figure_says_that_it_cannot_tell(tmp_path: Path) -> None:
+    place = run_into(tmp_path / "staged", "system=hobbit", "loader.destination=staging", "loader.staging_slots=4",
+                     "budget.resident_share=0.25")  # fmt: skip
+    assert read_runs([place])[0].resident_gib() is None
+    assert main([str(place), f"output_dir={tmp_path}/out"]) == 0
+    assert "not told (staging)" in (tmp_path / "out" / "memory.svg").read_text(encoding="utf-8")
+
+
+def test_the_table_has_what_its_head_says(report: tuple[Path, list[Path]]) -> None:
+    """Makespan over bound is 1 or more; the summary's gap is that less 1."""
+    page = (report[0] / "report.html").read_text(encoding="utf-8")
+    heads = re.findall(r"<th>([^<]*)</th>", page)
+    for row, place in zip(re.findall(r"<tr>(<td>.*?)</tr>", page), report[1], strict=True):
+        summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+        cells = dict(zip(heads, re.findall(r"<td>([^<]*)</td>", row), strict=True))
+        ratio = summary["makespan_s"] / summary["bounds"]["lower_s"]
+        assert float(cells["makespan / bound"]) == pytest.approx(ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("trace.max_sequences=1",), "number of sequences 2 and 1"),
+    (("trace.split=fit",), "split eval and fit"),
+    (("trace.exclude=[has_repetition]",), "sequences ["),
+    (("workload=static_4",), "batching sequential and static"),
+    (("workload.decode_tokens=3", "workload.batching=static"), "decode tokens"),
+], ids=" ".join)  # fmt: skip
+def test_runs_of_other_work_are_refused_in_one_report_before_anything_is_drawn(
+    words: tuple[str, ...], told: str, report: tuple[Path, list[Path]], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    other = run_into(tmp_path / "other", "system=lru", "outputs=summary", *words)
+    summary = json.loads((other / "summary.json").read_text(encoding="utf-8"))
+    if words[0].startswith("trace.exclude"):
+        # As if a sequence had been left out: as many others in its place.
+        summary["trace"]["numbers"][0] += 1
+        (other / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert main([str(report[1][0]), str(other), f"output_dir={tmp_path}/out"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "make a report of each kind" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

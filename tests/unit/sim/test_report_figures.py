@@ -21,8 +21,9 @@ from sim.reporting.runs import ReportedRun
 FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
 
 
-def run(label: str, precision: str, speed: float, low_mass: float) -> ReportedRun:
+def run(label: str, precision: str, speed: float, low_mass: float, **labels: str) -> ReportedRun:
     return ReportedRun(label, Path("unused"), {
+        "labels": labels, "overrides": [],
         "decode_tokens_per_s": speed, "budget": {"slots": {precision: 4, "int2": 0}},
         "quality_proxy": {"low_mass": low_mass, "skip_mass": 0.0},
     })  # fmt: skip
@@ -41,6 +42,13 @@ def test_a_run_in_four_bits_throughout_does_not_beat_one_that_loses_nothing(axis
     assert (full.get_label(), low.get_label()) == ("fp16 at best", "int4 at best")
     assert [tuple(colour) == FRONT for colour in full.get_facecolors()] == [True, False]
     assert [tuple(colour) == FRONT for colour in low.get_facecolors()] == [True]
+
+
+def test_what_knows_the_future_is_on_no_front_and_beats_nobody(axis: Any) -> None:
+    oracle = run("oracle", "fp16", 9.0, 0.0, knows_future="knows the future (Belady)")
+    pareto(axis, [run("lru", "fp16", 4.0, 0.0), oracle])
+    (found,) = axis.collections
+    assert [tuple(colour) == FRONT for colour in found.get_facecolors()] == [True, False]
 
 
 def test_names_of_points_that_coincide_do_not(axis: Any) -> None:

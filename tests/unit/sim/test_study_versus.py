@@ -37,32 +37,51 @@ def rows_with(dataset: Path, *words: str) -> list[Row]:
 
 
 def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dataset: Path) -> None:
-    groups = versus(read_rows(dataset), "lru cache=lru")
+    found = versus(read_rows(dataset), "lru cache=lru")
     # hobbit's default share is a half; of lru alone there is one on another split, and one on another machine.
-    assert {group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides} for group in groups} == {
+    assert {group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides} for group in found.groups} == {
         "25.0%": {"lru cache=lru", "lru cache=lfu"}, "50.0%": {"lru cache=lru", "lru cache=lfu", "hobbit"},
     }  # fmt: skip
-    (fit,) = versus(rows_with(dataset, "trace.split=fit"), "lru")
+    (fit,) = versus(rows_with(dataset, "trace.split=fit"), "lru").groups
     assert len(fit.sides) == 1
 
 
+def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the seven cells is in a table or named below, for the condition that parts it, or as refused."""
+    found = versus(read_rows(dataset), "lru cache=lru")
+    assert sum(len(group.sides) for group in found.groups) + len(found.alone) == len(read_rows(dataset))
+    why = {one.overrides.split()[-1]: one.why for one in found.alone}
+    assert "no cell of lru cache=lru has its conditions" in why["trace.split=fit"]
+    assert "trace.split fit, not eval" in why["trace.split=fit"]
+    assert "hardware." in why["hardware=rtx3090_pcie4"]
+    assert why["budget.resident_share=0.01"].startswith("it is refused: pool")
+    assert main([str(dataset), "lru cache=lru"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for one in found.alone:
+        assert f"Beside no lru cache=lru: {one.system} (" in told
+    assert "hobbit (lossy)" in told
+    assert "hobbit: lossy (experts at low precision" in told
+
+
 def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> None:
-    (group,) = versus(rows_with(dataset, "budget.resident_share=0.25"), "lru cache=lru")
+    (group,) = versus(rows_with(dataset, "budget.resident_share=0.25"), "lru cache=lru").groups
     common = [*BASE, "system=lru", "budget.resident_share=0.25"]
-    oracle = compared(("a", "b"), trial([*common, "cache=lru"]), trial([*common, "cache=lfu"]))
+    oracle = compared(("a", "b"), trial([*common, "cache=lfu"]), trial([*common, "cache=lru"]))
     (other,) = [side for side in group.sides if side.ahead is not None]
     assert other.ahead == oracle.ratios["decode"]
     assert oracle.ratios["decode"].speedup != 1
 
 
 def test_fastest_is_first_and_only_the_one_asked_about_has_no_ratio(dataset: Path) -> None:
-    for group in versus(read_rows(dataset), "lru cache=lfu"):
+    for group in versus(read_rows(dataset), "lru cache=lfu").groups:
         speeds = [side.tokens_per_s for side in group.sides]
         assert speeds == sorted(speeds, reverse=True)
         assert [side.system for side in group.sides if side.ahead is None] == ["lru cache=lfu"]
         for side in group.sides:
             own = next(each for each in group.sides if each.ahead is None).tokens_per_s
-            assert side.ahead is None or side.ahead.speedup == pytest.approx(own / side.tokens_per_s)
+            assert side.ahead is None or side.ahead.speedup == pytest.approx(side.tokens_per_s / own), "as it is read"
 
 
 def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def summary_with(configure: Callable[..., DictConfig], bundled_trace: Trace) -> 
         header = replace(bundled_trace.header, findings=None if findings is None else tuple(findings))
         cfg = configure("system=lru", "trace.max_sequences=2", "outputs=summary")
         result = execute(build(cfg, "lru", replace(bundled_trace, header=header)))
-        return {**result.summary, "overrides": []}
+        return result.summary
 
     return run
 

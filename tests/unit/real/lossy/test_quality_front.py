@@ -14,9 +14,15 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from real.lossy.loss import TokenLoss, divergence_difference, quality_of
+from real.closed_loop import draw as draw_shifts
+from real.closed_loop import print_shifts
+from real.lossy.loops import Shift
+from real.lossy.loss import Estimate, TokenLoss, divergence_difference, quality_of
 from real.quality import main as quality_main
+from real.quality import print_quality
 from real.quality_front import cells_of, draw, main, points_of, print_points, rank_correlation, sentences
+from real.validation.closed import as_lines
+from sim.labels import Labels
 from sim.paired import paired
 from sim.pareto import read
 from sim.study.cells import plan_cells
@@ -26,6 +32,7 @@ from sim.study.plan import make_plan
 from sim.study.worker import run_cell
 
 BASE = ["system=hobbit", "model=tiny_mixtral", "trace.max_sequences=1"]
+MADE_UP = "SYNTHETIC gates: a_trace"
 POINTS = [["precision.low_above=0.05", "precision.skip_above=0.1"], ["precision.low_above=1", "precision.skip_above=1"]]
 
 
@@ -57,7 +64,8 @@ def loop_of(rng: np.random.Generator, tokens_per_s: float, scale: float, proxy: 
     tokens = pl.DataFrame({"step": range(6), "sequence": [0, 0, 1, 1, 2, 2], "phase": ["decode"] * 6,
                            "start_ns": ends - steps, "end_ns": ends})  # fmt: skip
     frames = SimpleNamespace(tokens=tokens, sequences=pl.DataFrame({"sequence": [0, 1, 2]}))
-    summary = {"decode_tokens_per_s": tokens_per_s, "seed": 0, "hardware": "a_machine", "trace": {"name": "a_trace"},
+    summary = {"system": "any", "labels": {"synthetic": MADE_UP}, "overrides": ["trace.split=fit"], "seed": 0,
+               "decode_tokens_per_s": tokens_per_s, "hardware": "a_machine", "trace": {"name": "a_trace"},
                "quality_proxy": dict(zip(("low_mass", "skip_mass"), proxy, strict=True)),
                "budget": {"resident_share": 0.5}}  # fmt: skip
     return SimpleNamespace(replayed=SimpleNamespace(result=SimpleNamespace(summary=summary, frames=frames)),
@@ -126,7 +134,41 @@ def test_the_table_and_the_figure_name_each_point_and_what_the_proxies_are_worth
             assert ("as it stands" if above is None else f"low_above={above:.3g}") in lines[str(point.number)]
     assert f"{len(on)} of 7 points are on the front of speed and measured KL: {', '.join(on)}." in text
     assert "Rank correlation" in sentences(points)[-1]
-    assert all(place.stat().st_size > 1000 for place in draw(points, tmp_path))
+    assert MADE_UP in text
+    files = draw(points, tmp_path)
+    assert all(place.stat().st_size > 1000 for place in files)
+    assert MADE_UP in next(place for place in files if place.suffix == ".svg").read_text(encoding="utf-8")
+
+
+def test_what_knows_the_future_is_on_no_front_and_beats_nobody() -> None:
+    rng = np.random.default_rng(0)
+    slow, fast = loop_of(rng, 1.0, 0.1, (0.1, 0.0)), loop_of(rng, 9.0, 0.01, (0.1, 0.0))
+    assert [point.on_front for point in points_of([{}, {"x": 1}], [slow, fast])] == [True, False], "least lost first"
+    fast.replayed.result.summary["labels"]["knows_future"] = "knows the future (Belady)"
+    assert [point.on_front for point in points_of([{}, {"x": 1}], [slow, fast])] == [False, True]
+
+
+def test_one_systems_quality_and_the_shifts_between_loops_say_whose_gates_they_are(tmp_path: Path) -> None:
+    loop = loop_of(np.random.default_rng(0), 1.0, 0.1, (0.1, 0.0))
+    loop.prefill = None
+    loop.replayed.result.summary |= {"hit_ratio": 0.5, "ci95": {}}
+    loop.replayed.result.summary["quality_proxy"] |= {"low_share": 0.1, "skip_share": 0.0}
+    console = Console(width=170, record=True, file=StringIO())
+    print_quality([loop], console)
+    one = Estimate(0.5, 0.4, 0.6)
+    labels = Labels(transplanted="TRANSPLANTED: gates of a, sizes of b, 1 of its 2 layers", synthetic=MADE_UP)
+    shift = Shift("hobbit", "teacher-forced", False, one, (0.5,), (("0", one),), (0.1, 0.2, one), (1, 2, one),
+                  (1, 2, one), one, one, labels)  # fmt: skip
+    print_shifts([shift], console)
+    lines = console.export_text().splitlines()
+    assert lines.count(MADE_UP) == 2
+    assert "with trace.split=fit" in lines
+    assert labels.transplanted in lines
+    svg = next(place for place in draw_shifts([shift], tmp_path) if place.suffix == ".svg").read_text(encoding="utf-8")
+    assert MADE_UP in svg
+    assert "TRANSPLANTED" in svg
+    assert "TRANSPLANTED" in shift.row()["labels"]
+    assert f"- {MADE_UP}" in as_lines([shift], 0.5)
 
 
 def test_the_cells_that_were_done_on_eval_are_measured_as_it_stands_first(study: Path) -> None:

@@ -35,7 +35,13 @@ def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.C
         assert (check["total_error"], check["step_error"], check["controlled"]) == (0, 0, "holds")
     assert [case["error"] for case in found["cases"]] == [0, 0]
     assert [one["regret"] for one in found["rankings"]] == [0]
-    assert "| lru | 25% |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| lru | 25% |" in out
+    assert "- hobbit: lossy (experts at low precision, experts skipped)" in out
+    assert "- no time of paced_cpu was ever compared with a real machine's" in out
+    assert "with trace.max_sequences=1 +workload.prompt_tokens=12 +workload.decode_tokens=14" in found["labels"]
+    # Also on the figure, in lines that fit it.
+    assert "was ever compared" in (tmp_path / "v" / "predicted_measured.svg").read_text(encoding="utf-8")
     assert {path.name for path in (tmp_path / "v").iterdir()} == {
         "validation.json", "validation.md", "predicted_measured.png", "predicted_measured.svg", "timelines.json",
     }  # fmt: skip

@@ -96,7 +96,7 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     """What python has loaded of the project after a run is among what the key was made of."""
     paper = load_paper("hobbit")
     trace = Runner(tmp_path).trace_dir(paper, "tiny_mixtral")
-    words = ("model=tiny_gates_mixtral_sizes", "system=hobbit", "hardware=rtx4090_hobbit", "trace.max_sequences=1",
+    words = ("model=tiny_gates_half_mixtral", "system=hobbit", "hardware=rtx4090_hobbit", "trace.max_sequences=1",
              "workload.decode_tokens=2", "predictor=always_wrong", "predictor.recall=0.5")  # fmt: skip
     config, fit = composed(Job(Arm(words, "tiny_mixtral"), trace, "", {}, None))
     assert fit is None
@@ -114,7 +114,7 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
 def test_what_composes_to_the_same_run_is_not_run_again_and_a_lost_result_is(tmp_path: Path) -> None:
     paper = load_paper("hobbit")
     paper = replace(paper, traces={"tiny_mixtral": paper.traces["tiny_mixtral"]})
-    arm = Arm(("model=tiny_gates_mixtral_sizes", "system=lru", "trace.max_sequences=1", "workload.decode_tokens=2"),
+    arm = Arm(("model=tiny_gates_half_mixtral", "system=lru", "trace.max_sequences=1", "workload.decode_tokens=2"),
               "tiny_mixtral")  # fmt: skip
     same = Arm((*arm.words, "cache=lru"), "tiny_mixtral")
 

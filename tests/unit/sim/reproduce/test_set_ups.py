@@ -76,14 +76,14 @@ def test_a_point_may_change_each_group_in_its_own_way() -> None:
 
 def test_a_recorded_trace_joins_where_every_trace_is_asked() -> None:
     paper = load_paper("hobbit")
-    more = with_recorded(paper, f"tiny_gates_mixtral_sizes:{TINY}")
+    more = with_recorded(paper, f"tiny_gates_half_mixtral:{TINY}")
     for name, experiment in paper.experiments.items():
         assert len(more.experiments[name].over) == len(experiment.over) + (name in GAINS)
     (group,) = points_of(more, more.experiments["gain_over_lru"], {})[0].groups[-1:]
     assert group["ours"].trace == "tiny_mixtral"
     assert "trace.max_sequences=12" in group["ours"].words
     floe = load_paper("floe")
-    assert with_recorded(floe, f"tiny_gates_mixtral_sizes:{TINY}") is floe
+    assert with_recorded(floe, f"tiny_gates_half_mixtral:{TINY}") is floe
 
 
 @pytest.mark.parametrize(
