@@ -20,8 +20,8 @@ from rich.table import Table
 
 from sim.build import build
 from sim.frames import Frames
+from sim.hits import hit_ratio
 from sim.latency import request_times
-from sim.metrics import hit_ratio
 from sim.record import Record
 from sim.run import Run
 from sim.screening.moves import ScreenError, first_pass, require_screenable

@@ -24,7 +24,7 @@ LAYERS = (
      "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",
-     "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
+     "workload", "gates", "metrics", "hits", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "fitting", "refusals", "stalls", "bounds", "intervals", "timeline", "synthesis",
      "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
