@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from sim.audit.files import RunFiles
-from sim.audit.rules import Left, Rule, ratio
+from sim.audit.rules import Between, Left, Rule, ratio
 
 LEFT = {
     "schema": "it names the version of the files",
@@ -28,7 +28,6 @@ LEFT = {
     "contracts.loop": "it is the same in every run",
     "contracts.carry_over": "it is the same in every run",
     "contracts.warmup_tokens": "it is the same in every run",
-    "contracts.channels": "forecasts of channels are in no file",
     "contracts.score_thresholds": "thresholds are fitted to the trace, which is no part of the run's files",
 }
 OF_A_DEVICE = "a device has a name, sizes and links of its own"
@@ -102,6 +101,32 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     looked_up = run.decisions.filter(pl.col("kind") == "lookup").group_by("tick").agg(pl.col("call").n_unique())
     waves = int((looked_up["call"] - 1).sum())
     yield Rule("contracts.waves", waves, "calls that looked up needs of a gate after its first")
+    yield from _thresholds(run)
+    yield from _channels(run)
+
+
+def _thresholds(run: RunFiles) -> Iterator[Rule]:
+    told = run.config["precision"]
+    if not str(told.get("_target_", "")).endswith(".ScoreThreshold"):
+        return
+    yield Rule(
+        "contracts.score_thresholds.from", "fit split" if told.get("quantiles") else "given", "precision.quantiles"
+    )
+    for name in ("low_above", "skip_above"):
+        if not told.get("quantiles"):
+            yield Rule(f"contracts.score_thresholds.{name}", told.get(name), f"precision.{name}")
+
+
+def _channels(run: RunFiles) -> Iterator[Rule | Left]:
+    """A payload of reused channels must say how good its forecasts were; they themselves are in no file."""
+    told = run.config["payload"]
+    if not str(told.get("_target_", "")).endswith(".ReusedChannels"):
+        return
+    yield Rule("contracts.channels.missed", told.get("missed"), "payload.missed")
+    yield Left("contracts.channels.rows", "rows of the trace, which is no part of the run's files")
+    known = (run.summary["contracts"].get("channels") or {}).get("rows") != 0
+    for name in ("recall", "precision"):
+        yield Rule(f"contracts.channels.{name}", Between(0.0, 1.0) if known else None, "a share of channels")
 
 
 def _arrivals(run: RunFiles, workload: Mapping[str, Any]) -> Iterator[Rule | Left]:

@@ -73,9 +73,11 @@ def _rates(run: RunFiles) -> Iterator[Rule]:
 
 
 def between_steps_ns(run: RunFiles) -> int:
-    """What passes between steps, and before the first since the first arrival."""
+    """What passes between steps, and before the first since the first arrival, without the time to wake up after it."""
     starts, ends = run.steps["start_ns"].to_list(), run.steps["end_ns"].to_list()
-    return sum(start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True))
+    wake_ns = round(float((run.config["hardware"].get("host") or {}).get("wake_us", 0)) * 1000)
+    gaps = [start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)]
+    return sum(max(0, gap - wake_ns) for gap in gaps)
 
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
