@@ -79,6 +79,10 @@ class RunFiles:
 
     @cached_property
     def first_arrival_ns(self) -> int:
+        """0 where every request is there from the start: a device may take a moment until its first step."""
+        workload = self.config["workload"]
+        if workload.get("arrivals_per_s") is None and workload.get("arrivals_s") is None:
+            return 0
         return int(self.sequences["arrival_ns"].min())  # type: ignore[arg-type]
 
     @cached_property

@@ -25,6 +25,7 @@ LEFT = {
     "trace.findings": "the trace is no part of the run's files",
     "trace.gates": "the trace is no part of the run's files",
     "bounds": "a proof about all other runs is in no file",
+    "contracts": "config.yaml does not name it",
     "contracts.loop": "it is the same in every run",
     "contracts.carry_over": "it is the same in every run",
     "contracts.warmup_tokens": "it is the same in every run",
@@ -58,12 +59,15 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("calibration.validated", hardware.get("validated"), "hardware.validated")
 
 
-def _trace(run: RunFiles) -> Iterator[Rule]:
+def _trace(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("trace.sequences", len(run.sequences), "rows of sequences")
     for key in ("prompt_tokens", "decode_tokens"):
         total = int(run.sequences[key].sum())
         yield Rule(f"trace.{key.replace('prompt', 'prefill')}", total, f"{key} of all sequences")
-    yield Rule("trace.split", run.config["trace"].get("split"), "trace.split")
+    if run.is_real:
+        yield Left("trace.split", "a live run has no split")
+    else:
+        yield Rule("trace.split", run.config["trace"].get("split"), "trace.split")
 
 
 def _bounds(run: RunFiles) -> Iterator[Rule]:
@@ -130,11 +134,11 @@ def _channels(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def _arrivals(run: RunFiles, workload: Mapping[str, Any]) -> Iterator[Rule | Left]:
-    if run.summary["contracts"]["arrivals"] is None:
-        is_timed = run.sequences["arrival_ns"].max() != 0 and bool(workload.get("arrivals_per_s"))
-        yield Rule("contracts.arrivals", "over time" if is_timed else None, "no request arrives later")
-    elif workload.get("arrivals_per_s") is not None:
-        yield Rule("contracts.arrivals.per_s", workload["arrivals_per_s"], "workload.arrivals_per_s")
-        yield Rule("contracts.arrivals.seed", workload.get("arrival_seed"), "workload.arrival_seed")
+    drawn, given = workload.get("arrivals_per_s"), workload.get("arrivals_s")
+    if given is not None:
+        yield Left("contracts.arrivals", "workload.arrivals_s may be the name of a file")
+    elif drawn is None or run.sequences["arrival_ns"].max() == 0:
+        yield Rule("contracts.arrivals", None, "every request is there from the start")
     else:
-        yield Left("contracts.arrivals.given_s", "it may be the name of a file")
+        yield Rule("contracts.arrivals.per_s", drawn, "workload.arrivals_per_s")
+        yield Rule("contracts.arrivals.seed", workload.get("arrival_seed"), "workload.arrival_seed")

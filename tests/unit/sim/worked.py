@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sim.build import ROOT, build
+from sim.loader import Loader
 from sim.run import Run
 from sim.synthesis import synthesize
 from sim.trace import DECODE, PREFILL, ModelShape, Trace, TraceSequence
@@ -60,7 +61,7 @@ CONFIG: dict[str, Any] = {
                   "low_above": 0.5, "skip_above": 0.8, "quantiles": None},
     "placement": {"_target_": "sim.policies.placements.Load"},
     "payload": {"_target_": "sim.policies.payloads.Whole"},
-    "loader": {"_target_": "sim.loader.Loader", "wait": "as_ready"},
+    "loader": {"_target_": "sim.loader.Loader", **vars(Loader(wait="as_ready"))},
 }  # fmt: skip
 STAGED = {"destination": "staging", "staging_slots": 2, "retention": "after_batch"}
 """What the second run's loader does otherwise."""
