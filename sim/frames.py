@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sim.controller import Controller
 from sim.costs import Durations
+from sim.hits import SKIPS, skip_codes
 from sim.policies.base import IntArray
 from sim.record import NO_REQUEST, Record
 from sim.stalls import STALL_PARTS, split_stalls
@@ -91,7 +92,8 @@ class Frames:
     def lookups(self) -> pl.DataFrame:
         """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its admission.
 
-        ``phase`` is that of its step: ``prefill`` where any row is a prompt's.
+        ``phase`` is that of its step: ``prefill`` where any row is a prompt's. ``skips``: when its selector leaves it
+        out (``never``, ``if_absent``, ``always``).
         """
         c, workload, needs = self.controller, self.workload, self.workload.needs
         key = np.array(c.lookup_keys, np.int64)
@@ -110,6 +112,7 @@ class Frames:
             "wanted": labels(wanted % len(names), names),  # SKIP, -1, is the last name
             "served": labels(served % len(names), names),
             "outcome": labels(self.outcomes, LOOKUP_OUTCOMES),
+            "skips": labels(skip_codes(c.selector, needs.score), list(SKIPS)),
             "tokens": needs.tokens,
             "weight": needs.weight,
             "gate_ns": np.array(self.record.lookup_ns, np.int64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +13,7 @@ import polars as pl
 from sim.bounds import Bounds
 from sim.forecasts import prediction
 from sim.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
+from sim.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
 from sim.intervals import ratio_intervals, share_interval
 from sim.labels import labels_of
 from sim.latency import Floats, decode_time_and_tokens, prefill_time, request_times
@@ -27,7 +28,6 @@ from sim.workload import Workload
 
 SCHEMA = 1
 VERSION = version("moe-offload-lab")
-FOUND_RESIDENT = ("hit", "high_for_low")
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),
-        "hit_ratio_by_precision": {p: hit_ratio(decode.filter(pl.col("wanted") == p)) for p in geometry.precisions},
-        "miss_penalty": _miss_penalty(decode, geometry.precisions, geometry.bits),
+        "hit_ratio_by_precision": hit_ratio_by_precision(decode, geometry.precisions),
+        "miss_penalty": miss_penalty(decode, geometry.precisions, geometry.bits),
         "union_over_capacity": _union_over_capacity(run),
         "prefetch": prefetch,
         "prediction": prediction(run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on),
@@ -98,12 +98,6 @@ def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
     parties = ("compute", "cpu", *run.hardware.link_names)
     slowed = frames.record.slowed_ns
     return {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
-
-
-def hit_ratio(lookups: pl.DataFrame) -> float | None:
-    """(hit + high_for_low) / (lookups - skip); None where nothing was looked up."""
-    asked = lookups.filter(pl.col("outcome") != "skip")
-    return float(asked["outcome"].is_in(FOUND_RESIDENT).sum()) / len(asked) if len(asked) else None
 
 
 def _trace(run: Run) -> dict[str, Any]:
@@ -201,15 +195,6 @@ def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
     return [int(counts.get(name, 0)) for name in LOOKUP_OUTCOMES]
 
 
-def _miss_penalty(lookups: pl.DataFrame, precisions: Sequence[str], bits: Sequence[float]) -> float | None:
-    """HOBBIT section 3.4: a miss costs its bits over the highest precision's, per lookup that is not skipped."""
-    asked = lookups.filter(pl.col("outcome") != "skip")
-    if not len(asked):
-        return None
-    cost = pl.col("wanted").replace_strict({p: b / bits[0] for p, b in zip(precisions, bits, strict=True)})
-    return float(asked.filter(pl.col("outcome").is_in(["miss", "promoted"])).select(cost.sum()).item()) / len(asked)
-
-
 def _union_over_capacity(run: Run) -> dict[str, float]:
     """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
     geometry, workload = run.controller.geometry, run.workload
@@ -220,9 +205,11 @@ def _union_over_capacity(run: Run) -> dict[str, float]:
 
 
 def _prefetch(frames: Frames) -> dict[str, int]:
+    """Prefetches by outcome. ``wasted_bytes``: what those that no lookup found moved over the link to the device."""
     c = frames.controller
     counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
-    wasted = frames.transfers.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
+    to_device = frames.transfers.filter(pl.col("link") == frames.link_names[0])
+    wasted = to_device.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
     return {"queued": c.num_prefetches_queued, "started": sum(t.prefetch for t in c.issued), **counts,
             "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
 
@@ -252,7 +239,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
-        "waves": len(controller.wave_calls) // 2,
+        "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
         "initial_cache": cache.initial if isinstance(cache, Pooled) else "own",
         "carry_over": "cache contents stay between sequences",
@@ -290,7 +277,7 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
     tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
-    asked, found = _hits_by_sequence(frames)
+    counted, found = _hits_by_sequence(frames)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals({
         "decode_tokens_per_s": (tokens * 1e9, decode_ns),
@@ -298,13 +285,13 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
         "ttft_s": (ttft / 1e9, one),
         "latency_s": (latency / 1e9, one),
         "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
-    }) | {"hit_ratio": share_interval(found, asked)}  # fmt: skip
+    }) | {"hit_ratio": share_interval(found, counted)}  # fmt: skip
 
 
 def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
-    """Decode lookups that were not skipped, and those found resident, by sequence: a step's in equal shares."""
-    kept = frames.lookups.filter((pl.col("outcome") != "skip") & (pl.col("phase") == "decode")).group_by("step")
-    per_step = kept.agg(asked=pl.len(), found=pl.col("outcome").is_in(FOUND_RESIDENT).sum())
+    """Decode lookups asked for, and those of them found resident, by sequence: a step's in equal shares."""
+    counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
+    per_step = counted.agg(asked=pl.len(), found=is_found().sum())
     shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(per_step, on="step")
     totals = shared.group_by("sequence").agg(
         asked=(pl.col("asked") * pl.col("share")).sum(), found=(pl.col("found") * pl.col("share")).sum()

@@ -23,9 +23,9 @@ from rich.table import Table
 from sim.build import build
 from sim.configure import changes
 from sim.frames import Frames
+from sim.hits import hit_ratio
 from sim.labels import from_row, labels_of, told
 from sim.latency import request_times
-from sim.metrics import hit_ratio
 from sim.record import Record
 from sim.run import Run
 from sim.screening.moves import ScreenError, first_pass, require_screenable

@@ -22,6 +22,7 @@ from real.lossy.replay import Reference, Subject, agreement, live_run, refer
 from real.lossy.texts import Reading, Text
 from sim.execute import Result, execute
 from sim.frames import Frames
+from sim.hits import asked, is_found
 from sim.intervals import from_errors, mean_interval
 from sim.labels import Labels, caption, labels_in
 from sim.latency import decode_time_and_tokens
@@ -179,13 +180,13 @@ class Loops:
 
 
 def _hits(result: Result) -> tuple[Floats, Floats]:
-    """By sequence: hits, and lookups without skips, of decoded tokens."""
+    """By sequence: hits, and lookups asked for, of decoded tokens."""
     frames = result.frames
     step_of = {step.index: step.sequences[0] for step in frames.workload.steps}
-    decode = frames.lookups.filter((pl.col("phase") == "decode") & (pl.col("outcome") != "skip"))
+    decode = asked(frames.lookups.filter(pl.col("phase") == "decode"))
     number = decode["step"].replace_strict(step_of, return_dtype=pl.Int64)
     counted = (
-        pl.DataFrame({"sequence": number, "hit": decode["outcome"].is_in(["hit", "high_for_low"])})
+        decode.select(sequence=number, hit=is_found())
         .group_by("sequence").agg(pl.col("hit").sum(), pl.len().alias("lookups"))
     )  # fmt: skip
     return _in_order(frames, counted, "hit"), _in_order(frames, counted, "lookups")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from sim.hits import asked, is_found
 from sim.pareto import front
 from sim.reporting.runs import GIB, ReportedRun
 
@@ -24,7 +25,6 @@ PREFETCH_ENDS = (
     "evicted_unused",
     "unused_at_end",
 )
-FOUND = ("hit", "high_for_low")
 MARKERS = "osD^v"
 NAME_POINTS = 9.0
 """Height of a name in a figure, in points."""
@@ -238,10 +238,19 @@ def _token_ms(runs: Runs) -> list[tuple[ReportedRun, Any]]:
 
 
 def _decoded(runs: Runs) -> list[tuple[ReportedRun, pl.DataFrame]]:
-    tables = [(run, run.table("lookups")) for run in runs]
-    return [(run, t.filter((pl.col("phase") == "decode") & (pl.col("outcome") != "skip")))
-            for run, t in tables if t is not None]  # fmt: skip
+    """The decode lookups that count in a hit ratio. Raise ValueError for a run that does not say which do."""
+    found = []
+    for run in runs:
+        lookups = run.table("lookups")
+        if lookups is None:
+            continue
+        if "skips" not in lookups.columns:
+            raise ValueError(
+                f"{run.directory}/lookups.parquet has no column skips: an earlier version wrote it; run again"
+            )
+        found.append((run, asked(lookups.filter(pl.col("phase") == "decode"))))
+    return found
 
 
 def _ratio(lookups: pl.DataFrame, by: str) -> pl.DataFrame:
-    return lookups.group_by(by).agg(ratio=pl.col("outcome").is_in(FOUND).mean()).sort(by)
+    return lookups.group_by(by).agg(ratio=is_found().mean()).sort(by)

@@ -14,6 +14,7 @@ import polars as pl
 from sim.build import build, load_trace
 from sim.engine import simulate
 from sim.frames import Frames
+from sim.hits import asked, is_found, is_missed
 from sim.labels import labels_of
 from sim.latency import decode_time_and_tokens, prefill_time
 from sim.reproduce.durations import Timing, timed
@@ -86,12 +87,11 @@ def _by_sequence(run: Run, frames: Frames) -> dict[str, Any]:
     """Of decode lookups: those asked for, found on the device, missed, and the misses' penalties, by sequence."""
     bits = run.controller.geometry.bits
     cost = {name: each / bits[0] for name, each in zip(run.controller.geometry.precisions, bits, strict=True)}
-    decode = frames.lookups.filter((pl.col("phase") == "decode") & (pl.col("outcome") != "skip"))
-    is_miss = pl.col("outcome").is_in(["miss", "promoted"])
+    decode = asked(frames.lookups.filter(pl.col("phase") == "decode"))
     steps = frames.tokens.select("step", "sequence")
     table = decode.join(steps, on="step").group_by("sequence").agg(
-        asked=pl.len(), found=pl.col("outcome").is_in(["hit", "high_for_low"]).sum(), missed=is_miss.sum(),
-        penalty=pl.col("wanted").replace_strict(cost, return_dtype=pl.Float64).filter(is_miss).sum(),
+        asked=pl.len(), found=is_found().sum(), missed=is_missed().sum(),
+        penalty=pl.col("wanted").replace_strict(cost, return_dtype=pl.Float64).filter(is_missed()).sum(),
     )  # fmt: skip
     table = frames.sequences.select("sequence").join(table, on="sequence", how="left", maintain_order="left")
     names = ("asked", "found", "missed", "penalty")

@@ -373,7 +373,8 @@ def controller_for(scenario: Scenario) -> Controller:
     switches["chunk_bytes"] = switches["chunk_bytes"] or None
     lookahead, ram = scenario.loader.lookahead, scenario.ram
     geometry = Geometry(
-        scenario.sites, scenario.experts, scenario.at_once, ("high", "low")[: scenario.precisions], (16.0, 4.0),
+        scenario.sites, scenario.experts, scenario.at_once, ("high", "low")[: scenario.precisions],
+        (16.0, 4.0)[: scenario.precisions],
         tuple(max(sizes) for sizes in scenario.site_bytes) or scenario.variant_bytes,
         sum(pool.capacity_bytes for pool in scenario.pools), scenario.site_bytes or None,
         held_bytes=scenario.held_bytes,

@@ -24,7 +24,7 @@ LAYERS = (
      "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",
-     "workload", "gates", "metrics", "calls", "frames", "transfer_frames", "latency",
+     "workload", "gates", "metrics", "hits", "calls", "frames", "transfer_frames", "latency",
      "forecasts", "gate_inputs", "labels", "fitting", "refusals", "stalls", "bounds", "intervals", "timeline",
      "synthesis", "outputs", "run",
      "shared", "run_log", "lookahead_ranks", "explain_words",
@@ -41,7 +41,7 @@ LAYERS = (
 TOP = {
     "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",
     "sim", "sim.fit", "sim.build", "sim.sections", "sim.orphans", "sim.configure", "sim.execute",
-    "sim.demo", "sim.check",
+    "sim.demo", "sim.check", "sim.audit",
     "sim.cache_replay", "sim.cache_walk", "sim.exchanged_lookups", "sim.lookup_order", "sim.fault_search",
     "sim.fault_words", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",
@@ -124,6 +124,13 @@ def test_sim_imports_neither_torch_nor_what_needs_it(path: Path) -> None:
 )
 def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_CORE)
+
+
+@pytest.mark.parametrize("path", files("sim/audit"), ids=module_of)
+def test_the_audit_of_a_run_shares_no_code_with_what_made_it(path: Path) -> None:
+    assert all(name.startswith("sim.audit") for name in imports(path) if name.split(".")[0] in ("sim", "real"))
+    allowed = {"json", "math", "pathlib", "polars", "omegaconf", "yaml", "sim"} | sys.stdlib_module_names
+    assert {name.split(".")[0] for name in imports(path)} <= allowed, "only what a plain install has"
 
 
 @pytest.mark.parametrize("path", files("sim"), ids=module_of)

@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from sim.audit.__main__ import main as audit
 from sim.build import ROOT
 
 FILES = {"summary.json", "sequences.parquet", "tokens.parquet", "lookups.parquet", "transfers.parquet",
@@ -44,6 +45,7 @@ def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(stores: Pat
                "engine.links=free", "engine.compute=free")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES | {"generated.jsonl"}
+    assert audit([str(tmp_path / "out")]) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["real"]["device"] == "cpu"
     assert summary["real"]["stands_for"] is None
@@ -66,6 +68,7 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
     words = ("system=hobbit", "hardware=rtx4090_pcie4", "model=tiny_mixtral")
     real = run(stores, tmp_path / "real", "device=null", *words)
     assert real.returncode == 0, real.stderr
+    assert audit([str(tmp_path / "real")]) == 0
     simulated = subprocess.run(
         [sys.executable, "-m", "sim", f"output_dir={tmp_path / 'sim'}", "trace.max_sequences=1", *words],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=True,

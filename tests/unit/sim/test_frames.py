@@ -66,13 +66,14 @@ def test_one_sequence_after_another() -> None:
 def test_needs_say_in_which_phase_and_at_which_gate_they_were() -> None:
     lookups = ran(workload(batching="sequential")).lookups
     assert lookups.columns == [
-        "tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "tokens", "weight", "gate_ns",
-        "ready_ns",
+        "tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "skips", "tokens", "weight",
+        "gate_ns", "ready_ns",
     ]  # fmt: skip
     assert lookups["phase"].to_list() == (["prefill"] * 4 + ["decode"] * 8) * 2
     assert lookups["site"].to_list() == [0, 0, 1, 1] * 6
     assert lookups["step"].to_list() == sorted([*range(6)] * 4)
     assert lookups["tokens"].to_list() == ([2] * 4 + [1] * 8) * 2
+    assert lookups["skips"].unique().to_list() == ["never"]
 
 
 def test_without_prompts_the_first_step_gives_the_first_token() -> None:

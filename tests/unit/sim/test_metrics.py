@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 from omegaconf import DictConfig
 
+from sim.audit.__main__ import NO_RULE, audit
+from sim.audit.files import RunFiles
 from sim.build import build
 from sim.execute import Result, execute
 from sim.loader import Loader
@@ -59,6 +61,14 @@ def test_no_run_beats_its_bound(ran: tuple[Run, Result]) -> None:
     assert 0 < bounds["lower_s"] == max(bounds["compute_s"], bounds["link_s"])
     assert summary["gap"] >= 0
     assert (bounds["belady_loads"] is None) == (bounds["why_no_belady"] is not None)
+
+
+def test_the_summary_is_what_the_tables_say(ran: tuple[Run, Result]) -> None:
+    run, result = ran
+    summary, config = (json.loads(json.dumps(told)) for told in (result.summary, run.config))
+    found = audit(RunFiles(summary, config, **result.frames.tables()))
+    assert [str(difference) for difference in found.differences] == []
+    assert NO_RULE not in found.not_recomputed
 
 
 def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> None:

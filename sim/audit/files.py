@@ -1,0 +1,134 @@
+"""A run's folder: what is read of it, and what is no run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from polars.exceptions import PolarsError
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+COLUMNS = {
+    "sequences": ("sequence", "prompt_tokens", "decode_tokens", "arrival_ns", "first_token_ns", "end_ns"),
+    "tokens": ("step", "sequence", "phase", "start_ns", "end_ns", "compute_ns"),
+    "lookups": ("tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "skips", "weight"),
+    "transfers": ("number", "link", "hop", "key", "class", "moved_bytes", "start_ns", "end_ns", "outcome"),
+    "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
+}
+"""What is read of each table."""
+SECTIONS = ("model", "hardware", "workload", "loader", "budget", "cache", "precision", "payload", "trace")
+"""What must stand in a configuration."""
+
+
+class NoRunError(ValueError):
+    """A folder that holds no complete run."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunFiles:
+    """The files of one run, and what several rules ask of them. Times in ns since the run began, sizes in bytes."""
+
+    summary: Mapping[str, Any]
+    config: Mapping[str, Any]
+    sequences: pl.DataFrame
+    tokens: pl.DataFrame
+    lookups: pl.DataFrame
+    transfers: pl.DataFrame
+    decisions: pl.DataFrame
+
+    @property
+    def is_real(self) -> bool:
+        """It ran on a device, whose times and sizes are its own."""
+        return "real" in self.summary
+
+    @property
+    def precisions(self) -> list[str]:
+        """Those in play, highest first."""
+        return list(self.summary["budget"]["slots"])
+
+    @property
+    def units(self) -> int:
+        """Keys of one site at one precision: its experts and its dense block."""
+        return int(self.config["model"]["experts"]) + 1
+
+    @property
+    def sites(self) -> int:
+        return int(self.config["model"]["sites"])
+
+    @property
+    def links(self) -> list[str]:
+        """By number: the first ends at the device."""
+        return list(self.config["hardware"]["links"])
+
+    @cached_property
+    def decode(self) -> pl.DataFrame:
+        """The lookups of steps in which every row is a decoded one."""
+        return self.lookups.filter(pl.col("phase") == "decode")
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """One row of ``tokens`` a step."""
+        return self.tokens.unique("step").sort("step")
+
+    @cached_property
+    def first_arrival_ns(self) -> int:
+        """0 where every request is there from the start: a device may take a moment until its first step."""
+        workload = self.config["workload"]
+        if workload.get("arrivals_per_s") is None and workload.get("arrivals_s") is None:
+            return 0
+        return int(self.sequences["arrival_ns"].min())  # type: ignore[arg-type]
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        return int(self.tokens["end_ns"].max()) - self.first_arrival_ns  # type: ignore[arg-type]
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Raise `NoRunError` for a folder that is no run, or a run without its tables."""
+    summary = _summary(directory / "summary.json")
+    tables = {name: _table(directory / f"{name}.parquet", columns) for name, columns in COLUMNS.items()}
+    return RunFiles(summary, _config(directory / "config.yaml"), **tables)
+
+
+def _summary(place: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NoRunError(f"{place.parent} holds no run ({error}); name a folder that python -m sim wrote") from None
+    if not isinstance(found, dict) or not isinstance(found.get("budget"), dict) or not found["budget"].get("slots"):
+        raise NoRunError(f"{place} is no summary of a run: it has no budget.slots")
+    return found
+
+
+def _config(place: Path) -> Mapping[str, Any]:
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(place))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise NoRunError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
+    missing = [name for name in SECTIONS if not isinstance(found, dict) or not isinstance(found.get(name), dict)]
+    if missing:
+        raise NoRunError(f"{place} is no configuration of a run: it lacks {', '.join(missing)}")
+    assert isinstance(found, dict)
+    for section, names in (("model", ("sites", "experts")), ("hardware", ("links",))):
+        if missing := [name for name in names if name not in found[section]]:
+            raise NoRunError(f"{place} is no configuration of a run: {section} lacks {', '.join(missing)}")
+    return {str(name): value for name, value in found.items()}
+
+
+def _table(place: Path, columns: tuple[str, ...]) -> pl.DataFrame:
+    if not place.is_file():
+        raise NoRunError(f"{place.parent} lacks {place.name}; run again with outputs=all")
+    try:
+        found = pl.read_parquet(place)
+    except (PolarsError, OSError) as error:
+        raise NoRunError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
+    if missing := [name for name in columns if name not in found.columns]:
+        raise NoRunError(f"{place} lacks the columns {', '.join(missing)}; an earlier version wrote it: run again")
+    return found

@@ -1,0 +1,104 @@
+"""What each 95 % interval is of: a numerator and a denominator by sequence, whose sums make the value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
+
+import numpy as np
+import polars as pl
+from scipy.special import stdtrit
+
+from sim.audit.files import RunFiles
+from sim.audit.lookups import HITS, asked
+from sim.audit.rules import NS_PER_S, Holds, Left, Rule, ratio
+from sim.audit.times import after_the_first, counts_after_the_first, shared_step_time_ns
+
+Parts = tuple[list[float], list[float]]
+"""Numerators and denominators, in order of ``sequences``."""
+
+
+def parts(run: RunFiles) -> dict[str, Parts]:
+    """By key of ``ci95``. A step's time and lookups are shared equally by the sequences that it is of."""
+    of, tokens = run.sequences, list(counts_after_the_first(run).values())
+    ttft = (of["first_token_ns"] - of["arrival_ns"]).to_list()
+    latency = (of["end_ns"] - of["arrival_ns"]).to_list()
+    rest = (of["end_ns"] - of["first_token_ns"]).to_list()
+    decode_ns = list(shared_step_time_ns(run, after_the_first(run)).values())
+    prefill_ns = list(shared_step_time_ns(run, run.tokens.filter(pl.col("phase") == "prefill")).values())
+    one = [1.0] * len(of)
+    return {
+        "decode_tokens_per_s": ([float(count * NS_PER_S) for count in tokens], decode_ns),
+        "tpot_s": (
+            [ns / count / NS_PER_S if count else 0.0 for ns, count in zip(rest, tokens, strict=True)],
+            [float(count > 0) for count in tokens],
+        ),
+        "ttft_s": ([ns / NS_PER_S for ns in ttft], one),
+        "latency_s": ([ns / NS_PER_S for ns in latency], one),
+        "prefill_tokens_per_s": ([float(count * NS_PER_S) for count in of["prompt_tokens"].to_list()], prefill_ns),
+        "hit_ratio": _hits(run),
+    }
+
+
+def _hits(run: RunFiles) -> Parts:
+    """Decode lookups found, and asked for."""
+    members: dict[int, list[int]] = {}
+    for step, sequence in run.tokens.select("step", "sequence").iter_rows():
+        members.setdefault(step, []).append(sequence)
+    found, counted = (dict.fromkeys(run.sequences["sequence"].to_list(), 0.0) for _ in range(2))
+    for step, outcome in asked(run.decode).select("step", "outcome").iter_rows():
+        for sequence in members[step]:
+            counted[sequence] += 1 / len(members[step])
+            found[sequence] += (outcome in HITS) / len(members[step])
+    return list(found.values()), list(counted.values())
+
+
+def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of ``sum(above) / sum(below)``, neither with values below 0; None where there is none.
+
+    Student's t on the logarithm (docs/metrics.md, "How sure"), by the definition of Bell and McCaffrey: errors that are
+    independent, with variances as the sequences' shares, leave what is seen once each sequence has given its share of
+    their sum. A square is divided by its expectation over its variance; the degrees of freedom are those of the sum.
+    """
+    counted = [(a, b) for a, b in zip(above, below, strict=True) if a or b]
+    if len(counted) < 2 or not fsum(b for _, b in counted):
+        return None
+    if not any(a for a, _ in counted):
+        return (0.0, 0.0) if sum(b > 0 for _, b in counted) > 1 else None
+    a, b = np.array(counted).T
+    seen, share = a / a.sum() - b / b.sum(), (a / a.sum() + b / b.sum()) / 2
+    left = np.eye(len(share)) - np.outer(share, np.ones(len(share)))
+    scale = share / np.diag(left @ np.diag(share) @ left.T)
+    form = np.sqrt(share)[:, None] * (left.T @ np.diag(scale) @ left) * np.sqrt(share)
+    freedom = np.trace(form) ** 2 / (form**2).sum()
+    reach = stdtrit(freedom, 0.975) * np.sqrt((scale * seen**2).sum())
+    value = a.sum() / b.sum()
+    return float(value * np.exp(-reach)), float(value * np.exp(reach))
+
+
+def of_share(part: Sequence[float], whole: Sequence[float]) -> tuple[float, float] | None:
+    """The interval of a share, from that of its odds."""
+    rest = [all_of_it - some for some, all_of_it in zip(part, whole, strict=True)]
+    if not any(rest):
+        return (1.0, 1.0) if sum(some > 0 for some in part) > 1 else None
+    odds = interval(part, rest)
+    return None if odds is None else (odds[0] / (1 + odds[0]), odds[1] / (1 + odds[1]))
+
+
+def rules(run: RunFiles) -> Iterator[Rule | Left]:
+    """Each interval holds its value. A ratio that is null because nothing happened has no interval."""
+    for name, (above, below) in parts(run).items():
+        value = _told(run.summary, name)
+        expected = None if value is None else ratio(fsum(above), fsum(below))
+        ends = of_share(above, below) if name == "hit_ratio" else interval(above, below)
+        if ends is None:
+            yield Rule(f"ci95.{name}", None, "fewer than two sequences have a part in it")
+            continue
+        yield Rule(f"ci95.{name}", Holds(expected), f"it holds {name}, summed over sequences")
+        for place, end in enumerate(ends):
+            yield Rule(f"ci95.{name}[{place}]", end, "Student's t on the logarithm, over sequences")
+
+
+def _told(summary: Mapping[str, object], name: str) -> object:
+    value = summary[name]
+    return value["mean"] if isinstance(value, Mapping) else value

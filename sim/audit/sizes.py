@@ -1,0 +1,139 @@
+"""Bytes of variants and slots, from the model's sizes in ``config.yaml``, or from what transfers moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import ceil
+
+import polars as pl
+
+from sim.audit.files import RunFiles
+from sim.audit.rules import Between, Left, Rule, ratio
+
+BITS = {
+    "fp32": (32.0,) * 3,
+    "fp16": (16.0,) * 3,
+    "bf16": (16.0,) * 3,
+    "int8": (8.0,) * 3,
+    "int4": (4.0,) * 3,
+    "int2": (2.0,) * 3,
+    "fp8": (8 + 32 / 128**2,) * 3,
+    "mxfp4": (4 + 8 / 32,) * 3,
+    "hqq4_g64": (4 + 32 / 64,) * 3,
+    "hqq2_g64": (2 + 32 / 64,) * 3,
+    "hqq2_g16": (2 + 16 / 16,) * 3,
+    "q4_k_m": (4.5, 4.5, (144 + 210) / 2 * 8 / 256),
+    "floe": (16.0, 0.0, 16.0),
+}
+"""Bits a weight that a load moves of the gate, up and down projection. FloE's up projections never move."""
+GIB = 2**30
+UNKNOWN = "the files do not tell what a variant of every precision takes"
+
+
+def mean_bits(precision: str) -> float | None:
+    """Over an expert's three projections; None for a precision that is not known by name."""
+    return sum(BITS[precision]) / 3 if precision in BITS else None
+
+
+def variant_bytes(run: RunFiles, precision: str, site: int) -> int | None:
+    """What one expert takes where it is stored, and a whole load of it moves; None where the files do not tell."""
+    if precision in BITS and not run.is_real:
+        return _nominal_bytes(run, precision)
+    return _moved_bytes(run).get((run.precisions.index(precision), site))
+
+
+def _nominal_bytes(run: RunFiles, precision: str) -> int:
+    """Parameters times bits. Biases are never below 16 bits."""
+    model, bits = run.config["model"], BITS[precision]
+    matrices, biases = int(model.get("expert_matrices", 3)), int(model.get("expert_biases", 0))
+    of_matrix = int(model["hidden"]) * int(model["expert_intermediate"])
+    # An expert of two matrices has no gate projection.
+    weights = of_matrix * matrices * bits[0] if len(set(bits)) == 1 else of_matrix * sum(bits[-matrices:])
+    return ceil((weights + biases * max(16.0, bits[-1])) / 8)
+
+
+@lru_cache(maxsize=4)
+def _moved_bytes(run: RunFiles) -> dict[tuple[int, int], int]:
+    """By precision and site, the most that one hop moved, where transfers move whole variants."""
+    if not moves_whole(run):
+        return {}
+    of_site = pl.col("key") // run.units
+    most = (
+        run.transfers.filter(pl.col("class") != "dense")
+        .group_by(precision=of_site // run.sites, site=of_site % run.sites)
+        .agg(pl.col("moved_bytes").max())
+    )
+    return {(precision, site): moved for precision, site, moved in most.iter_rows() if moved}
+
+
+def moves_whole(run: RunFiles) -> bool:
+    """Whether every transfer moves a whole variant, no less and no more."""
+    return str(run.config["payload"].get("_target_", "")).endswith(".Whole")
+
+
+def held_bits(run: RunFiles) -> float | None:
+    """The least bits a weight at which the device's slots hold experts, 0 where they hold them as they are moved; None
+    where it is not known.
+    """
+    if run.is_real:
+        return 0.0
+    held = run.config["precision"].get("held")
+    unpacked = [float(link["unpack"]["bits"]) for link in run.config["hardware"]["links"].values()
+                if (link or {}).get("unpack")]  # fmt: skip
+    if held is not None and held not in BITS:
+        return None
+    return max([0.0 if held is None else sum(BITS[held]) / 3, *unpacked])
+
+
+def slot_bytes(run: RunFiles, precision: str, site: int) -> int | None:
+    """What one expert takes in a slot of the device; None where the files do not tell."""
+    size, held = variant_bytes(run, precision, site), held_bits(run)
+    if size is None or held is None:
+        return None
+    all_bits = [mean_bits(name) for name in run.precisions]
+    known = [bits for bits in all_bits if bits is not None]
+    if not held or held <= min(known, default=held):
+        return size
+    bits = mean_bits(precision)
+    return None if bits is None else ceil(size * max(1.0, held / bits))
+
+
+def rules(run: RunFiles) -> Iterator[Rule | Left]:
+    precisions, model = run.precisions, run.config["model"]
+    stored = run.sites * (int(model["experts"]) - int(model.get("null_experts", 0)))
+    all_sites = range(run.sites)
+    sizes = [variant_bytes(run, name, site) for name in precisions for site in all_sites]
+    if None in sizes or not _alike(run):
+        yield from (Left(key, UNKNOWN) for key in ("storage_bytes", "budget"))
+        return
+    each = [variant_bytes(run, name, 0) or 0 for name in precisions]
+    yield Rule("storage_bytes", stored * sum(each), "experts with weights x bytes, over sites and precisions")
+    yield from _budget(run, stored)
+
+
+def _alike(run: RunFiles) -> bool:
+    return all(len({variant_bytes(run, name, site) for site in range(run.sites)}) == 1 for name in run.precisions)
+
+
+def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
+    given, told = run.config["budget"], run.summary["budget"]
+    slots = [slot_bytes(run, name, 0) for name in run.precisions]
+    if slots[0] is None or not {"resident_share", "slots_gib"} & set(given):
+        yield Left("budget", UNKNOWN if slots[0] is None else "config.yaml names no budget")
+        return
+    everything, in_gib = stored * slots[0], given.get("slots_gib")
+    allowed = int(given["resident_share"] * everything) if in_gib is None else min(round(in_gib * GIB), everything)
+    yield Rule("budget.allowed_bytes", allowed, "budget.resident_share, or slots_gib, of all slots at the highest bits")
+    share = given["resident_share"] if in_gib is None else ratio(allowed, everything)
+    yield Rule("budget.resident_share", share, "as configured, or slots_gib over the slots of all experts")
+    used = sum(told["slots"][name] * (size or 0) for name, size in zip(run.precisions, slots, strict=True))
+    yield Rule("budget.device_bytes", Between(used, allowed), "at least the slots' bytes, at most what is allowed")
+    if len(run.precisions) == 1 or run.config["cache"].get("scope") == "global":
+        yield Rule(f"budget.slots.{run.precisions[0]}", Between(0, told["device_bytes"] // slots[0]),
+                   "at most device_bytes over the bytes of a slot")  # fmt: skip
+        yield from (
+            Rule(f"budget.slots.{name}", 0, "they share the pools of the highest") for name in run.precisions[1:]
+        )
+        return
+    yield Left("budget.slots", "how the cache policy divides its pools is in no file")
