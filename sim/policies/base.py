@@ -163,8 +163,9 @@ class PrecisionSelector(Protocol):
     """It may answer with another expert."""
 
     def permitted(self, score: float) -> tuple[int, ...]:
-        """Every answer ``select`` may give for an expert of this score, SKIP included, and REROUTE for any other expert
-        (for proven bounds).
+        """Every answer ``select`` may give for an expert of this score: SKIP too, and REROUTE for any other expert.
+
+        Proven bounds go by it, and hit ratios: a need that can only be skipped does not count.
         """
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
