@@ -106,7 +106,7 @@ def _trace(run: Run) -> dict[str, Any]:
         "name": header.name,
         "sha256": trace_sha256(header),
         "sequences": len(chosen),
-        "numbers": [s.sequence for s in chosen],
+        "numbers": sorted(s.sequence for s in chosen),
         "prefill_tokens": sum(s.prompt_tokens for s in chosen),
         "decode_tokens": sum(s.decode_tokens for s in chosen),
         "source": header.source,

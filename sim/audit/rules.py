@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Value = float | int | str | bool | None
+Value = float | int | str | bool | list[int] | None
 NS_PER_S = 10**9
 TOLERANCE = 1e-9
 """Relative: two ways to add up floats differ in their last bits."""

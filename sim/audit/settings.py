@@ -16,6 +16,7 @@ LEFT = {
     "system": "it names the run",
     "overrides": "what was typed is in no file",
     "wall_s": "how long the simulation itself took is in no file",
+    "labels": "they say what models, gates and policies are, which is in no file",
     "slowed_s": "what work would have taken alone is in no file",
     "load_s": "what was on the device at the start is in no file",
     "real": "a device told it",
@@ -61,6 +62,7 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
 
 def _trace(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("trace.sequences", len(run.sequences), "rows of sequences")
+    yield Rule("trace.numbers", sorted(run.sequences["sequence"]), "rows of sequences, ascending")
     for key in ("prompt_tokens", "decode_tokens"):
         total = int(run.sequences[key].sum())
         yield Rule(f"trace.{key.replace('prompt', 'prefill')}", total, f"{key} of all sequences")

@@ -127,6 +127,9 @@ def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
     yield Rule("budget.allowed_bytes", allowed, "budget.resident_share, or slots_gib, of all slots at the highest bits")
     share = given["resident_share"] if in_gib is None else ratio(allowed, everything)
     yield Rule("budget.resident_share", share, "as configured, or slots_gib over the slots of all experts")
+    for name, size in zip(run.precisions, slots, strict=True):
+        yield Rule(f"budget.slot_bytes.{name}", size, "bytes of an expert at what the device holds it at")
+    yield Left("budget.initial_bytes", "what was on the device at the start is in no file")
     used = sum(told["slots"][name] * (size or 0) for name, size in zip(run.precisions, slots, strict=True))
     yield Rule("budget.device_bytes", Between(used, allowed), "at least the slots' bytes, at most what is allowed")
     if len(run.precisions) == 1 or run.config["cache"].get("scope") == "global":

@@ -127,11 +127,11 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
     links = tuple(f"link{link}" for link in range(scenario.hops))
     frames = Frames(controller, cast(Any, workload), durations, record, links)
     run = SimpleNamespace(
-        system="scenario", model=SimpleNamespace(name="tiny", transplant=None),
+        system="scenario", model=SimpleNamespace(name="tiny", transplant=None, part=None, keeps=lambda precision: True),
         hardware=SimpleNamespace(name="machine", preset="none", validated="none", link_names=links),
         trace=SimpleNamespace(header=HEADER), workload=workload, controller=controller, durations=durations,
         ledger=SimpleNamespace(dense_bytes=scenario.variant_bytes[0], total_bytes=1000, overflow_bytes=0),
-        resident_share=0.5, seed=0, fitted_on=0, config=_config(scenario, workload, controller, links),
+        resident_share=0.5, seed=0, fitted_on=0, changed=(), config=_config(scenario, workload, controller, links),
     )  # fmt: skip
     return cast(Run, run), frames
 

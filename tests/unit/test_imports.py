@@ -129,7 +129,7 @@ def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(pat
 @pytest.mark.parametrize("path", files("sim/audit"), ids=module_of)
 def test_the_audit_of_a_run_shares_no_code_with_what_made_it(path: Path) -> None:
     assert all(name.startswith("sim.audit") for name in imports(path) if name.split(".")[0] in ("sim", "real"))
-    allowed = {"json", "math", "pathlib", "polars", "omegaconf", "yaml", "sim"} | sys.stdlib_module_names
+    allowed = {"numpy", "scipy", "polars", "omegaconf", "yaml", "sim"} | sys.stdlib_module_names
     assert {name.split(".")[0] for name in imports(path)} <= allowed, "only what a plain install has"
 
 
