@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from sim.run import Run
 from sim.trace import Header, trace_sha256
 from sim.types import Geometry, PrefetchOutcome
 from sim.units import seconds
+from sim.version import VERSION
 from sim.workload import Workload
 
 SCHEMA = 1
-VERSION = version("moe-offload-lab")
 FOUND_RESIDENT = ("hit", "high_for_low")
 
 
