@@ -31,6 +31,7 @@ from real.cuda.runtime import runtime_of
 from real.machine import available_bytes, memory_bytes, processor
 from real.prepare import Prepared
 from real.suite.context import Deadline, write_json
+from real.suite.sizes import LITTLE
 from sim.build import ROOT
 
 OWN = ("name", "device", "size", "tables", "output", "facts", "seconds")
@@ -45,7 +46,7 @@ ON_CPU = ("model=tiny_gates_mixtral_sizes", "model.hidden=1024", "model.expert_i
           "model.kv_heads=2", "model.vocab=8192", "workload.decode_tokens=8", "engine.stand_in_gib=0.25",
           "engine.source=direct")  # fmt: skip
 """Experts of 22 MB: a fourth of Mixtral's hidden size and of its neurons."""
-TINY = ("model=tiny_mixtral", "workload.decode_tokens=2")
+TINY = ("model=tiny_gates_mixtral_sizes", *LITTLE, "workload.decode_tokens=2", "engine.stand_in_gib=0.004")
 
 
 @dataclass(frozen=True)
