@@ -122,6 +122,9 @@ class FakeRuntime:
     def allocated_bytes(self) -> int:
         return self.allocated
 
+    def memory(self) -> tuple[int, int]:
+        return self._capacity_bytes, 0
+
     def register(self, memory: Tensor) -> None:
         self._pinned[memory.data_ptr()] = memory.data_ptr() + memory.numel()
 
