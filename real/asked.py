@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from capture.discover import first_argument
-from real.experts_swap import ExpertForm, SwapError, swapped_experts
+from real.experts_swap import ModelForm, SwapError, swapped_experts
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Tokens:
 
 @contextmanager
 def asking(
-    model: Any, forms: Sequence[ExpertForm], serve: Serve, tokens: Callable[[], Tokens | None] = lambda: None
+    model: Any, forms: Sequence[ModelForm], serve: Serve, tokens: Callable[[], Tokens | None] = lambda: None
 ) -> Iterator[None]:
     """Within the block ``serve`` is asked at every site; then the model is as it was.
 
@@ -87,7 +87,7 @@ def asking(
         yield
 
 
-def _without_null(form: ExpertForm, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _without_null(form: ModelForm, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The ids, -1 where a choice computes nothing."""
     null = (ids < 0) | (ids >= form.layer.num_experts)
     if form.layer.num_classes > form.layer.num_experts:

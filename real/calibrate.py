@@ -31,6 +31,7 @@ from real.cuda.runtime import runtime_of
 from real.machine import available_bytes, memory_bytes, processor
 from real.prepare import Prepared
 from real.suite.context import Deadline, write_json
+from real.suite.sizes import LITTLE
 from sim.build import ROOT
 
 OWN = ("name", "device", "size", "tables", "output", "facts", "seconds")
@@ -45,7 +46,7 @@ ON_CPU = ("model=tiny_gates_half_mixtral", "model.hidden=1024", "model.expert_in
           "model.kv_heads=2", "model.vocab=8192", "workload.decode_tokens=8", "engine.stand_in_gib=0.25",
           "engine.source=direct")  # fmt: skip
 """Experts of 22 MB: a fourth of Mixtral's hidden size and of its neurons."""
-TINY = ("model=tiny_mixtral", "workload.decode_tokens=2")
+TINY = ("model=tiny_gates_half_mixtral", *LITTLE, "workload.decode_tokens=2", "engine.stand_in_gib=0.004")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,15 @@ def plan_of(asked: Asked) -> Plan:
     return plan if asked.size == "full" else replace(plan, precisions=("fp16", "int4"), rows=(1, 16), repeats=3)
 
 
-def machine_of(asked: Asked, prepared: Prepared) -> Machine:
+def memory_of(device: str) -> tuple[int, int]:
+    """Bytes of the device's memory, and how many are taken. To be asked before anything of a run is allocated."""
+    if device != "cpu":
+        return runtime_of(device).memory()
+    total, left = memory_bytes() or 8 << 30, available_bytes() or 8 << 30
+    return total, total - left
+
+
+def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Machine:
     """Where it was measured."""
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}, {processor()}"
     engine, model = prepared.request.engine, prepared.run.model
@@ -113,24 +122,22 @@ def machine_of(asked: Asked, prepared: Prepared) -> Machine:
     date = datetime.now(UTC).date().isoformat()
     tables = (model.sizes_of or model.name) if asked.tables else None
     if asked.device == "cpu":
-        total, left = memory_bytes() or 8 << 30, available_bytes() or 8 << 30
         source = f"the store, read by source={engine.source}"
-        return Machine(*told, processor(), versions, date, "storage", source, total, total - left, tables)
-    runtime = runtime_of(asked.device)
-    free, total = torch.cuda.mem_get_info() if asked.device == "cuda" else (available_bytes() or 0, memory_bytes() or 0)
+        return Machine(*told, processor(), versions, date, "storage", source, *memory, tables)
     source = "pinned memory" if asked.device == "cuda" else "host memory"
-    return Machine(*told, runtime.name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, total,
-                   total - free, tables)  # fmt: skip
+    name = runtime_of(asked.device).name
+    return Machine(*told, name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, *memory, tables)
 
 
 def calibrate(asked: Asked, say: Callable[[str], None]) -> tuple[str, Facts]:
     """The file's text, and what it was fitted from. Raise ValueError for what cannot run here."""
     plan = plan_of(asked)
+    memory = memory_of(asked.device)
     facts, prepared = measure(plan, say)
     model = prepared.run.model
     launches = 3 if model.expert_matrices == 3 else 2
     found = figures(facts, model.expert_params, plan.precisions, launches)
-    text = hardware_text(machine_of(asked, prepared), found, facts, facts.left_out)
+    text = hardware_text(machine_of(asked, prepared, memory), found, facts, facts.left_out)
     if asked.facts is not None:
         write_json(asked.facts, {**as_json(facts), "figures": vars(found) | {"link": vars(found.link)}})
     return text, facts

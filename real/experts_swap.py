@@ -35,21 +35,35 @@ class SwapError(ValueError):
     """Experts that cannot be computed by anything but their own module; the message says why."""
 
 
+class Site(Protocol):
+    """What is known of a site, with a model or without one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def site(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+
+
 class ExpertForm(Protocol):
-    """One site's experts.
+    """One site's experts, of a model or of a stand-in, which has no module.
 
     ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta device). ``flipped``
     names the stored matrices that are [in, out]. ``sums_in_weights_dtype``: experts are added up in the dtype of the
     gate weights, else in that of the hidden states.
     """
 
-    layer: MoELayer
     like: Tensors
     flipped: frozenset[str]
     sums_in_weights_dtype: bool
 
-    def bind(self, layer: MoELayer) -> None:
-        """Go on with another module of the same class and layout, such as one without weights."""
+    @property
+    def layer(self) -> Site: ...
+
+    @property
+    def kind(self) -> object:
+        """What computes them: forms of one kind compute alike."""
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
         """The expert's stored tensors, views of the model's own, as far as the model has them."""
@@ -63,6 +77,16 @@ class ExpertForm(Protocol):
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         """What one expert with these stored tensors makes of rows [T, H], before its gate weight."""
+
+
+class ModelForm(ExpertForm, Protocol):
+    """One site's experts in a model."""
+
+    @property
+    def layer(self) -> MoELayer: ...
+
+    def bind(self, layer: MoELayer) -> None:
+        """Go on with another module of the same class and layout, such as one without weights."""
 
     def few(self, chosen: Sequence[Tensors]) -> nn.Module:
         """A copy of the experts module that holds these experts, numbered from 0."""
@@ -96,6 +120,10 @@ class StackedForm:
         self.layer, experts = layer, layer.experts
         self._apply_gate: Any = getattr(experts, "_apply_gate", None) if self._is_gated else None
         self._norm: Any = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
+
+    @property
+    def kind(self) -> object:
+        return type(self.layer.experts)
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
         return {name: self.layer.experts.get_parameter(name).detach()[expert] for name in self.names}
@@ -183,6 +211,10 @@ class ListedForm:
     def _modules(self) -> list[nn.Module]:
         return [child for child in self.layer.experts.children() if any(True for _ in child.parameters())]
 
+    @property
+    def kind(self) -> object:
+        return type(self.layer.experts)
+
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
         return {name: values.detach() for name, values in self._modules()[expert].named_parameters()}
 
@@ -216,18 +248,18 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: torch.empty_like(values, device="meta") for name, values in tensors.items()}
 
 
-def expert_forms(model: nn.Module) -> list[ExpertForm]:
+def expert_forms(model: nn.Module) -> list[ModelForm]:
     """The forms of a model's sites, in order, proved. Raise SwapError for what cannot be swapped."""
     return forms_of_layers(discover(model))
 
 
-def forms_of_layers(layers: Sequence[MoELayer]) -> list[ExpertForm]:
+def forms_of_layers(layers: Sequence[MoELayer]) -> list[ModelForm]:
     """The same for layers that have been found; their weights may be on the meta device."""
-    forms: list[ExpertForm] = []
+    forms: list[ModelForm] = []
     proved: dict[tuple[object, ...], bool] = {}
     for layer in layers:
         form = _form(layer)
-        kind = type(layer.experts), *((tuple(values.shape), values.dtype) for values in form.like.values())
+        kind = form.kind, *((tuple(values.shape), values.dtype) for values in form.like.values())
         if kind not in proved:
             proved[kind] = _prove(form)
         form.sums_in_weights_dtype = proved[kind]
@@ -235,7 +267,7 @@ def forms_of_layers(layers: Sequence[MoELayer]) -> list[ExpertForm]:
     return forms
 
 
-def _form(layer: MoELayer) -> ExpertForm:
+def _form(layer: MoELayer) -> ModelForm:
     if type(layer.adapter) is Adapter:
         if layer.num_classes != layer.num_experts and not hasattr(layer.experts, "has_gate"):
             raise SwapError(f"{_name(layer)}: its null experts are computed, too ({layer.num_classes} classes)")
@@ -260,8 +292,8 @@ def expert_weights(model: nn.Module, site: int, expert: int) -> dict[str, torch.
 
 @contextmanager
 def swapped_experts(
-    model: nn.Module, compute: Compute, forms: Sequence[ExpertForm] | None = None
-) -> Iterator[Sequence[ExpertForm]]:
+    model: nn.Module, compute: Compute, forms: Sequence[ModelForm] | None = None
+) -> Iterator[Sequence[ModelForm]]:
     """Within the block ``compute`` is asked for what each site's experts add up to; then the model is as it was.
 
     ``forms`` saves finding and proving them again. Bitwise comparisons are with ``experts_implementation=eager``.
@@ -323,7 +355,7 @@ def compute_all(form: ExpertForm, tensors_of: Callable[[int], Tensors], hidden: 
 
 
 @torch.no_grad()
-def _prove(form: ExpertForm) -> bool:
+def _prove(form: ModelForm) -> bool:
     """Whether sums are in the weights' dtype. Raise SwapError unless form and model compute the same bits."""
     draw = torch.Generator().manual_seed(0)
     count = min(PROBE_EXPERTS, form.layer.num_experts)

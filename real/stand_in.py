@@ -7,7 +7,6 @@ nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +20,17 @@ class _Layer:
     name: str
     site: int
     num_experts: int
-    top_k: int
 
 
 class StandInForm:
-    """One site's experts. Implements `ExpertForm`, as far as no model is needed."""
+    """One site's experts. Implements `ExpertForm`."""
 
     flipped: frozenset[str] = frozenset()
     sums_in_weights_dtype = False
 
     def __init__(self, model: Model, site: int) -> None:
         self._hidden, self._inner, self._is_gated = model.hidden, model.expert_intermediate, model.expert_matrices == 3
-        self.layer: Any = _Layer(f"{model.name} site {site}", site, model.experts, model.top_k)
+        self.layer = _Layer(f"{model.name} site {site}", site, model.experts)
         self._first = "gate_up_proj" if self._is_gated else "up_proj"
         shape = (2 if self._is_gated else 1) * self._inner, self._hidden
         self.like: Tensors = {
@@ -40,8 +38,9 @@ class StandInForm:
             "down_proj": torch.empty(self._hidden, self._inner, device="meta"),
         }
 
-    def bind(self, layer: Any) -> None:
-        self.layer = layer
+    @property
+    def kind(self) -> object:
+        return self._first
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
         """An expert's stored tensors, in fp32, multiples of 1/1024 between -1/2 and 1/2: exact at 16 bits.
@@ -76,6 +75,3 @@ class StandInForm:
         else:
             inner = F.relu(inner)
         return F.linear(inner, tensors["down_proj"])
-
-    def few(self, chosen: Any) -> Any:
-        raise NotImplementedError("a stand-in has no module")

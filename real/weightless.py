@@ -21,7 +21,7 @@ from capture.deepseek_moe import DeepseekMoeForCausalLM, native_config
 from capture.discover import MoELayer, discover
 from capture.load import AUTO_CLASSES, check_model, is_native, load_model
 from capture.settings import Settings
-from real.experts_swap import ExpertForm, SwapError, forms_of_layers
+from real.experts_swap import ModelForm, SwapError, forms_of_layers
 
 _NOTHING: Any = torch.empty(0)
 _NOTHING._is_hf_initialized = True
@@ -32,7 +32,7 @@ class Weightless:
     """A model whose experts have no weights, and the forms of its sites, bound to it."""
 
     model: Any
-    forms: Sequence[ExpertForm]
+    forms: Sequence[ModelForm]
 
     @property
     def layers(self) -> list[MoELayer]:

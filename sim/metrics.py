@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,10 @@ from sim.run import Run
 from sim.trace import Header, trace_sha256
 from sim.types import Geometry, PrefetchOutcome
 from sim.units import seconds
+from sim.version import VERSION
 from sim.workload import Workload
 
 SCHEMA = 1
-VERSION = version("moe-offload-lab")
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
         "preset: calibrated",
         f"validated: {'measured' if real else 'none'}",
         f"memory_gib: {machine.memory_bytes / 2**30:.6g}  # as the device tells",
-        f"reserved_gib: {machine.reserved_bytes / 2**30:.6g}  # taken before anything of a run",
+        f"reserved_gib: {machine.reserved_bytes / 2**30:.6g}  # taken before anything of a run is allocated",
         "links:",
         f"  {machine.link}:",
         "    _target_: sim.hardware.Link",

@@ -34,10 +34,10 @@ class PinnedArena:
             # A kernel without huge pages refuses, and small ones do.
             with suppress(OSError):
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        array: Any = np.frombuffer(self._mapping, np.uint8)
-        whole = torch.from_numpy(array)
-        begin = -whole.data_ptr() % PAGE_BYTES
-        self._memory = whole[begin : begin + size]
+        begin = -np.frombuffer(self._mapping, np.uint8).ctypes.data % PAGE_BYTES
+        # The storage begins with the first pinned byte: torch's `is_pinned` asks that one, whatever the tensor.
+        pinned: Any = np.frombuffer(self._mapping, np.uint8, count=size, offset=begin)
+        self._memory = torch.from_numpy(pinned)
         self._taken = 0
         runtime.register(self._memory)
 

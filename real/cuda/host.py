@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from real.machine import available_bytes, memory_bytes
+
 T = TypeVar("T")
 
 
@@ -62,6 +64,11 @@ class HostRuntime:
     def allocated_bytes(self) -> int:
         """What has been allocated; torch does not tell when it is given back."""
         return self._allocated_bytes
+
+    def memory(self) -> tuple[int, int]:
+        """Of main memory. What this process has taken so far counts, too."""
+        total, left = memory_bytes() or 0, available_bytes() or 0
+        return total, total - left
 
     def register(self, memory: Tensor) -> None: ...
 

@@ -62,6 +62,11 @@ class Runtime(Protocol):
     def allocated_bytes(self) -> int:
         """What is allocated on the device now."""
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the device's memory, and how many of them are taken by what no run allocates: the context and its
+        kernels, the workspace of a stream's products, and whatever other processes hold.
+        """
+
     def register(self, memory: Tensor) -> None:
         """Pin host memory, so that it is copied without detour. Raise DeviceError if it cannot be."""
 
@@ -145,6 +150,19 @@ class CudaRuntime:
 
     def allocated_bytes(self) -> int:
         return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.current", 0))
+
+    def memory(self) -> tuple[int, int]:
+        stream: Any = self.stream("workspaces")
+        before = torch.cuda.memory_allocated(self.device)
+        with torch.cuda.stream(stream):
+            x = torch.ones(64, 64, dtype=torch.float16, device=self.device)
+            torch.matmul(x, x)
+            del x
+        stream.synchronize()
+        # torch takes workspaces from where tensors come from, and keeps them.
+        workspace = torch.cuda.memory_allocated(self.device) - before
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total, total - free - torch.cuda.memory_reserved(self.device) + workspace
 
     def register(self, memory: Tensor) -> None:
         code = self._cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)

@@ -149,7 +149,7 @@ def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | 
 
 def _is_alike(weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Callable[[Tensor], Tensor]]]) -> bool:
     """Whether the captured way computes what the model's experts do: another activation, say, is no matter of names.
-    Tried on a few neurons of random weights, of every kind of layer.
+    Tried on a few neurons of random weights, of every kind of form.
     """
     made = torch.Generator().manual_seed(0)
 
@@ -157,7 +157,7 @@ def _is_alike(weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Calla
         return torch.randn(*shape, generator=made)
 
     x_1H = draw(1, weights.hidden)
-    for form in {type(form.layer.experts): form for form in weights.forms}.values():
+    for form in {form.kind: form for form in weights.forms}.values():
         tensors, compute = ours(draw, weights.hidden)
         try:
             own = form.forward(tensors, x_1H)

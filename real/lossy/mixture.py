@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from real.experts_swap import Compute, ExpertForm, Tensors, add_up, rows_of
+from real.experts_swap import Compute, ModelForm, Tensors, add_up, rows_of
 from real.lossy.variants import Variants
 
 LEFT_OUT = -1
-Forward = Callable[[ExpertForm, int, Tensors, torch.Tensor, int], torch.Tensor]
+Forward = Callable[[ModelForm, int, Tensors, torch.Tensor, int], torch.Tensor]
 """``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``: what a variant makes of some of a gate's rows."""
 
 
@@ -35,7 +35,7 @@ class Decide(Protocol):
     def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served: ...
 
 
-def plain_forward(form: ExpertForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+def plain_forward(form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
     """The model's own expert."""
     return form.forward(tensors, hidden)
 

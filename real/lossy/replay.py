@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from capture.discover import MoELayer
 from capture.norms import gate_norms
 from real.asked import Asked, asking
-from real.experts_swap import ExpertForm, expert_forms, swapped_experts
+from real.experts_swap import ModelForm, expert_forms, swapped_experts
 from real.eyes import Eyes
 from real.live_workload import LiveWorkload
 from real.lossy.live import LiveRun
@@ -55,7 +55,7 @@ class Subject:
 
     def __init__(self, model: Any, trace: Trace, sequences: Sequence[int]) -> None:
         self.model, self.trace = model, trace
-        self.forms: list[ExpertForm] = expert_forms(model)
+        self.forms: list[ModelForm] = expert_forms(model)
         self.texts, self.rows = texts_of_trace(trace, sequences)
         self.behind_encoder = bool(model.config.is_encoder_decoder)
         ours, shape = self.layers[0], trace.header.model

@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from real.experts_swap import ExpertForm, Tensors
+from real.experts_swap import ModelForm, Tensors
 from real.lossy.mixture import Forward
 
 WHERE = ("gate", "up", "down")
 
 
-def require_gated(form: ExpertForm) -> None:
+def require_gated(form: ModelForm) -> None:
     """Raise ValueError unless an expert is act(gate) * up, then down, which is tried on a few rows."""
     tensors = form.tensors(0)
     names = set(form.matrices(tensors))
@@ -44,7 +44,7 @@ def require_gated(form: ExpertForm) -> None:
     )
 
 
-def activations(form: ExpertForm, tensors: Tensors, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+def activations(form: ModelForm, tensors: Tensors, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
     """Of an expert, for rows [n, H]: ``gate`` (after its function), ``up`` and their product ``down``, each [n, I]."""
     matrices = form.matrices(tensors)
     gate = form.layer.experts.act_fn(functional.linear(hidden, matrices["gate"]))  # type: ignore[operator]
@@ -52,7 +52,7 @@ def activations(form: ExpertForm, tensors: Tensors, hidden: torch.Tensor) -> dic
     return {"gate": gate, "up": up, "down": gate * up}
 
 
-def sparse_output(form: ExpertForm, tensors: Tensors, hidden: torch.Tensor, where: str,
+def sparse_output(form: ModelForm, tensors: Tensors, hidden: torch.Tensor, where: str,
                   threshold: float) -> torch.Tensor:  # fmt: skip
     """What an expert makes of rows [n, H] without the channels whose activation is below the threshold."""
     found = activations(form, tensors, hidden)
@@ -67,7 +67,7 @@ def sparse_forward(where: str, thresholds: torch.Tensor, *, decoded_only: bool =
     """
     table: list[list[float]] = thresholds.tolist()
 
-    def forward(form: ExpertForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
         if decoded_only and rows > 1:
             return form.forward(tensors, hidden)
         return sparse_output(form, tensors, hidden, where, table[form.layer.site][expert])
@@ -86,7 +86,7 @@ class ActivationSample:
         self._seen: dict[tuple[int, int], dict[str, list[torch.Tensor]]] = {}
         self._count: dict[tuple[int, int], int] = {}
 
-    def forward(self, form: ExpertForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(self, form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
         place = (form.layer.site, expert)
         if self._count.get(place, 0) < self._most:
             seen = self._seen.setdefault(place, {name: [] for name in WHERE})

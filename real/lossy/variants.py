@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from real.experts_swap import ExpertForm
+from real.experts_swap import ModelForm
 from real.kernels.quantise import dequantise, quantise, quantise_channels, quantise_hqq
 from sim.model import AS_STORED, PRECISIONS
 
@@ -88,7 +88,7 @@ class Variants:
     Of variants that lose something at most ``kept_bytes`` stay; the others are made again. Only ``projections`` change.
     """
 
-    def __init__(self, forms: Sequence[ExpertForm], precisions: Sequence[str], scheme: Scheme | None = None,
+    def __init__(self, forms: Sequence[ModelForm], precisions: Sequence[str], scheme: Scheme | None = None,
                  kept_bytes: int = KEPT_BYTES, projections: Sequence[str] = PROJECTIONS) -> None:  # fmt: skip
         self.forms, self.precisions = forms, tuple(precisions)
         scheme = Scheme() if scheme is None else scheme
@@ -115,7 +115,7 @@ class Variants:
         return found
 
 
-def rounded(form: ExpertForm, expert: int, changes: Mapping[str, Rounding]) -> dict[str, torch.Tensor]:
+def rounded(form: ModelForm, expert: int, changes: Mapping[str, Rounding]) -> dict[str, torch.Tensor]:
     """A copy of an expert's stored tensors, its projections rounded; biases stay."""
     copy = {name: values.clone() for name, values in form.tensors(expert).items()}
     for name, matrix in form.matrices(copy).items():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capture.prompts import Prompt
-from real.experts_swap import ExpertForm, expert_forms, swapped_experts
+from real.experts_swap import ModelForm, expert_forms, swapped_experts
 from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import Decide, Forward, Served, all_at, mixing, plain_forward
 from real.lossy.texts import Text, following, read_whole
@@ -49,7 +49,7 @@ class Whole:
     texts: Sequence[Text]
 
     def __post_init__(self) -> None:
-        self.forms: Sequence[ExpertForm] = expert_forms(self.model)
+        self.forms: Sequence[ModelForm] = expert_forms(self.model)
         self._behind_encoder = bool(self.model.config.is_encoder_decoder)
         self._exact = Variants(self.forms, ("fp32",))
         self._logits = self._read(mixing(self._exact, all_at(0)), _nothing)
@@ -114,7 +114,7 @@ def row_scores(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> NDArra
 
 
 @contextmanager
-def changed_dense(model: nn.Module, forms: Sequence[ExpertForm],
+def changed_dense(model: nn.Module, forms: Sequence[ModelForm],
                   change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[int]:  # fmt: skip
     """Within the block every matrix that is no expert's is changed, routers and embeddings too; how many they are."""
     inside = {id(parameter) for form in forms for parameter in form.layer.experts.parameters()}

@@ -4,7 +4,7 @@ Everything that a machine with a GPU can show in eight minutes: probe, kernels, 
 validation, one page. Each piece has a process and a time limit of its own; what fails leaves the others. The same
 command goes on where it was stopped. ``device=host`` rehearses it all without a GPU.
 
-    python -m real.suite missing                                   what cannot be imported here, and the way out
+    python -m real.suite missing [device=cuda|host] [size=..]      what cannot be imported or run here, and the way out
     python -m real.suite pack modules=polars,simpy output=FILE     installed modules as one file, for a machine without
                                                                    a package index
     python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]   the project, without bundled models that the
@@ -16,13 +16,12 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from real.suite.bundle import CARRIED, bundle
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
@@ -51,12 +50,8 @@ class Asked:
 def parse(arguments: Sequence[str]) -> Asked:
     """Raise ValueError for the first word that is wrong."""
     given = _words_of(arguments, "device", "size", "output", "archive", "pieces", "again", "minutes")
-    device = given.get("device", "cuda")
-    if device not in DEVICES:
-        raise ValueError(f"device={device}; allowed: {', '.join(DEVICES)}")
-    size = given.get("size", "full" if device == "cuda" else "small")
-    if size not in SIZE_NAMES:
-        raise ValueError(f"size={size}; allowed: {', '.join(SIZE_NAMES)}")
+    device = _device_of(given)
+    size = _size_of(given, device)
     try:
         minutes = float(given.get("minutes", "8"))
     except ValueError:
@@ -71,6 +66,20 @@ def parse(arguments: Sequence[str]) -> Asked:
     return Asked(device, size, Path(given["output"]) if "output" in given else None, archive, pieces, again, minutes)
 
 
+def _device_of(given: Mapping[str, str]) -> str:
+    device = given.get("device", "cuda")
+    if device not in DEVICES:
+        raise ValueError(f"device={device}; allowed: {', '.join(DEVICES)}")
+    return device
+
+
+def _size_of(given: Mapping[str, str], device: str) -> str:
+    size = given.get("size", "full" if device == "cuda" else "small")
+    if size not in SIZE_NAMES:
+        raise ValueError(f"size={size}; allowed: {', '.join(SIZE_NAMES)}")
+    return size
+
+
 def _words_of(arguments: Sequence[str], *known: str) -> dict[str, str]:
     return words_of(arguments, known, f"is no KEY=VALUE of {', '.join(known)}")
 
@@ -83,10 +92,21 @@ def folder_of(device: str) -> Path:
     return RESULTS / name / datetime.now(UTC).date().isoformat()
 
 
+def lacking_here(device: str, size: str) -> str | None:
+    """What the pieces would fail of here, and the ways out: packages, then the project itself. None for nothing."""
+    if packages := missing(device):
+        return advice(packages)
+    # It needs these packages itself.
+    from real.suite.trial import told, trial
+
+    faults = trial(size)
+    return told(faults) if faults else None
+
+
 def suite(asked: Asked) -> int:
     """Run it. Raise ValueError, before anything is run, for what cannot run here."""
-    if lacking := missing(asked.device):
-        raise ValueError(advice(lacking))
+    if lacking := lacking_here(asked.device, asked.size):
+        raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
     folder.mkdir(parents=True, exist_ok=True)
     print(f"results: {folder}", flush=True)
@@ -119,9 +139,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tell_missing(arguments: Sequence[str]) -> int:
-    device = _words_of(arguments, "device").get("device", "cuda")
-    found = missing(device)
-    print(advice(found) if found else f"nothing is missing for device={device}: {', '.join(NEEDED)}")
+    given = _words_of(arguments, "device", "size")
+    device = _device_of(given)
+    size = _size_of(given, device)
+    found = lacking_here(device, size)
+    print(
+        found
+        or f"nothing is missing for device={device} size={size}: {', '.join(NEEDED)}; what the pieces import is "
+        f"there, and their systems run on device=null"
+    )
     return 1 if found else 0
 
 
@@ -135,6 +161,8 @@ def _pack(arguments: Sequence[str]) -> int:
 
 
 def _bundle(arguments: Sequence[str]) -> int:
+    from real.suite.bundle import CARRIED, bundle
+
     given = _words_of(arguments, "modules", "output", "most_mib")
     if "output" not in given:
         raise ValueError("bundle needs output=FILE, and may have modules=A,B and most_mib=N")

@@ -94,9 +94,9 @@ def _files_of(module: str) -> list[tuple[Path, str]]:
     except ImportError as error:
         raise ValueError(f"{module} is not installed here ({error})") from None
     assert found.__file__ is not None
-    here = Path(found.__file__)
+    here, told = Path(found.__file__), _metadata_of(module)
     if here.name != "__init__.py":
-        return [(here, here.name)]
+        return [(here, here.name), *told]
     files = [path for path in sorted(here.parent.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     tied = sysconfig.get_config_var("EXT_SUFFIX")
     if bound := [path.name for path in files if tied and path.name.endswith(tied)]:
@@ -104,4 +104,12 @@ def _files_of(module: str) -> list[tuple[Path, str]]:
             f"{module} holds {bound[0]}, which only Python {sys.version_info.major}.{sys.version_info.minor} can load; "
             f"bring a wheel for the other machine's version instead (pip download --python-version)"
         )
-    return [(path, str(path.relative_to(here.parent.parent))) for path in files]
+    return [*((path, str(path.relative_to(here.parent.parent))) for path in files), *told]
+
+
+def _metadata_of(module: str) -> list[tuple[Path, str]]:
+    """What tells the version of the package that a module comes with: code may ask for it, and fail without."""
+    names = importlib.metadata.packages_distributions().get(module, [])
+    files = [path for name in sorted(set(names)) for path in importlib.metadata.files(name) or ()]
+    return [(Path(str(path.locate())), str(path)) for path in files
+            if path.name == "METADATA" and path.parent.name.endswith(".dist-info")]  # fmt: skip

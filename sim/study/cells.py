@@ -19,10 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sim.build import trace_directory
 from sim.configure import configure, system_name
-from sim.metrics import VERSION
 from sim.study.composing import CONF, compose_plainly
 from sim.study.plan import Plan, Values, nearest
 from sim.trace_header import parse_header, trace_sha256
+from sim.version import VERSION
 
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from sim.labels import caption, labels_in
-from sim.metrics import VERSION
 from sim.study.cells import Cell
+from sim.version import VERSION
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 NUMBERS = (

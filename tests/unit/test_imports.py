@@ -17,7 +17,7 @@ from sim.build import ROOT
 # <- build, __main__. A module may import its own layer and those below. The page names the ends of each layer; what
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
-    {"units", "types", "record"},
+    {"units", "types", "record", "version"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
      "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
      "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",

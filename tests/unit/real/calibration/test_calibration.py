@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from real.calibrate import main, parse
+from real.calibrate import calibrate, main, parse
 from real.calibration.fit import figures, fit_line, roofline_ns
-from real.calibration.measure import Facts
+from real.calibration.measure import Facts, Plan
 from real.calibration.write import Machine, hardware_text
+from real.cuda.runtime import CudaRuntime
+from real.prepare import Prepared, prepare_replay
+from real.validation.cases import request_of
 from sim.build import build
 from sim.configure import configure
 from sim.engine import simulate
@@ -141,6 +147,52 @@ def test_this_machine_is_measured_and_then_simulated(
     assert run.hardware.name == "here"
     assert run.hardware.compute.memory_gb_per_s > 0
     assert simulate(run.controller, run.workload, run.durations).makespan_ns > 0
+
+
+def test_what_a_machine_has_taken_is_asked_before_the_calibration_takes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [6 << 30]
+    monkeypatch.setattr("real.calibrate.available_bytes", lambda: left[0])
+    monkeypatch.setattr("real.calibrate.memory_bytes", lambda: 8 << 30)
+
+    def measure(plan: Plan, say: object) -> tuple[Facts, Prepared]:
+        left[0] = 1 << 30
+        return facts(), prepare_replay(request_of(("device=null",), "lru", 0.5))
+
+    monkeypatch.setattr("real.calibrate.measure", measure)
+    text, _ = calibrate(parse(["name=here", f"output={tmp_path / 'here.yaml'}"]), lambda told: None)
+    assert "memory_gib: 8 " in text
+    assert "reserved_gib: 2 " in text
+
+
+def test_a_gpus_context_and_workspace_are_told_without_what_the_process_holds_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The CUDA runtime's side of it, with torch's calls in a GPU's place: 23 GiB are the process's own tensors, or kept
+    for them; the context takes 0.5 GiB, the workspace of a stream's first product 32 MiB of what is kept.
+    """
+    allocated, workspace, kept, context = [20 << 30], 32 << 20, 23 << 30, 1 << 29
+    runtime = object.__new__(CudaRuntime)
+    runtime.device = torch.device("cpu")
+    answers: dict[str, Callable[[object], object]] = {
+        "memory_allocated": lambda device: allocated[0], "memory_reserved": lambda device: kept,
+        "mem_get_info": lambda device: ((80 << 30) - kept - context, 80 << 30),
+        "stream": lambda stream: nullcontext(), "Stream": lambda device: FakeStream(),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(f"real.cuda.runtime.torch.cuda.{name}", answer)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        allocated[0] += workspace
+        return a
+
+    monkeypatch.setattr("real.cuda.runtime.torch.matmul", product)
+    assert runtime.memory() == (80 << 30, context + workspace)
+
+
+class FakeStream:
+    def synchronize(self) -> None: ...
 
 
 def test_nothing_is_measured_that_would_have_no_place(tmp_path: Path) -> None:

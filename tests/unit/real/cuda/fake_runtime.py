@@ -122,6 +122,9 @@ class FakeRuntime:
     def allocated_bytes(self) -> int:
         return self.allocated
 
+    def memory(self) -> tuple[int, int]:
+        return self._capacity_bytes, 0
+
     def register(self, memory: Tensor) -> None:
         self._pinned[memory.data_ptr()] = memory.data_ptr() + memory.numel()
 
@@ -135,6 +138,10 @@ class FakeRuntime:
     def mapped(self, memory: Tensor) -> Tensor:
         if memory.numel() and not self.is_pinned(memory):
             raise OrderError("a kernel is to read host memory that is not pinned: on a GPU it would fault")
+        # torch's `is_pinned` asks the first byte of the tensor's storage, wherever the tensor begins.
+        first_byte = memory.untyped_storage().data_ptr()
+        if memory.numel() and not any(first <= first_byte < last for first, last in self._pinned.items()):
+            raise OrderError("a tensor is pinned, but its storage begins outside: torch says that it is not")
         return memory
 
     # ---- work

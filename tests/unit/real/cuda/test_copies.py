@@ -353,6 +353,8 @@ def test_the_arena_gives_out_aligned_pieces_and_no_more_than_it_has() -> None:
     assert second.data_ptr() == first.data_ptr() + 8192
     assert runtime.is_pinned(first)
     assert runtime.is_pinned(second)
+    assert runtime.mapped(second) is second
+    assert second.untyped_storage().nbytes() == arena.num_bytes, "the storage holds more than what is pinned"
     arena.take(10)
     with pytest.raises(ValueError, match="has 0 B left, not 1"):
         arena.take(1)

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
 
 import real.suite.runs as runs
+from real.calibrate import Asked, plan_of
+from real.prepare import weights_folder
 from real.suite.context import Cells, Context, Deadline, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT, piece_of
+from real.suite.sizes import RUNS, SIZES
+from real.validation.cases import request_of
 from sim.build import ROOT
 
 
@@ -90,6 +95,21 @@ def test_the_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path) -> Non
 
 def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Context:
     return Context(device, "tiny", folder, Deadline(seconds))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(size: str) -> None:
+    """Their code is another than a bundled model's. What may differ is numbers."""
+    full, here = SIZES["full"].words, SIZES[size].words
+    for words in (here, plan_of(asked_for(size, "host")).words, plan_of(asked_for(size, "cuda")).words):
+        request = request_of(words, "lru", 0.5)
+        assert weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all")) is None, words
+    assert {word.partition("=")[0] for word in full} <= {word.partition("=")[0] for word in here}
+    assert set(RUNS) <= set(here)
+
+
+def asked_for(size: str, device: str) -> Asked:
+    return Asked("here", device, size, True, Path("here.yaml"), None, 60.0, ())
 
 
 def test_cells_are_kept_one_by_one_and_a_killed_one_has_failed(tmp_path: Path) -> None:

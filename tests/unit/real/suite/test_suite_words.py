@@ -55,10 +55,12 @@ def test_packed_modules_can_be_imported_elsewhere(tmp_path: Path) -> None:
     assert pack(["simpy"], packed) == packed.stat().st_size
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "there", filter="data")
-    code = "import simpy; print(simpy.__file__); simpy.Environment().run(until=1)"
+    code = """import simpy; print(simpy.__file__); simpy.Environment().run(until=1)
+import importlib.metadata; assert importlib.metadata.version("simpy") == simpy.__version__ != "UNKNOWN" """
     done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(tmp_path / "there")},
                           capture_output=True, text=True)  # fmt: skip
     assert done.stdout.startswith(str(tmp_path / "there")), done.stderr
+    assert not done.returncode, done.stderr
     with pytest.raises(ValueError, match="must be a new file"):
         pack(["simpy"], packed)
 

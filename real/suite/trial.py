@@ -1,0 +1,65 @@
+"""Whether the project itself works on a machine that has all packages: its modules are imported, its systems run once.
+
+A package that is there says nothing of that. The project may be unpacked in part, or ask for what a mere folder on
+PYTHONPATH does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from real.suite.pieces import PIECES, REPORT
+from real.suite.sizes import OWN_WORDS, SIZES
+
+BY_NAME = ("real.devices", "real.cuda.device")
+"""Modules that the pieces reach by a name in a string."""
+
+
+def trial(size: str) -> list[str]:
+    """What does not work, a line each: modules that the pieces import, at whatever remove and wherever in a function;
+    when all can be imported, every system of this size on the null device, which needs no store.
+    """
+    found = [line for name in _modules() if (line := _fault(f"{name} cannot be imported", lambda: import_module(name)))]  # noqa: B023
+    if found:
+        return found
+    systems = SIZES[size].systems
+    tried = [_fault(f"{name} does not run on device=null", lambda: _run(size, name)) for name in systems]  # noqa: B023
+    return [line for line in tried if line]
+
+
+def told(faults: list[str]) -> str:
+    """With the way out."""
+    return "\n".join([
+        *faults, "the project is not whole here, or does not fit these packages: unpack the bundle anew (python -m "
+        "real.suite bundle), or set PYTHONPATH to the root of a checkout",
+    ])  # fmt: skip
+
+
+def _modules() -> list[str]:
+    # Reading the code needs packages: nothing of it may be asked for before they have been found.
+    from sim.build import ROOT
+    from sim.reproduce.keys import Code
+
+    places = [piece.place.partition(":")[0] for piece in (*PIECES, REPORT)]
+    return sorted(Code(ROOT).reached([*places, *BY_NAME]))
+
+
+def _run(size: str, system: str) -> None:
+    from real.execute import measure, replay_driver
+    from real.prepare import prepare_replay
+    from real.validation.cases import request_of
+
+    one = SIZES[size]
+    words = (*one.words, *OWN_WORDS.get(system, ()), "device=null")
+    prepared = prepare_replay(request_of(words, system, one.budgets[0]))
+    driver = replay_driver(prepared)
+    measure(prepared, prepared.run, driver, driver.drive())
+
+
+def _fault(what: str, work: Callable[[], object]) -> str | None:
+    try:
+        work()
+    except Exception as error:  # whatever it is, it belongs on the list
+        return f"{what} ({type(error).__name__}: {' '.join(str(error).split())})"
+    return None
