@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sim.policies.base import Gate
 from sim.policies.profile import Profile
 from sim.policies.quotas import Quotas, given_quotas, spread
-from sim.types import Cause, Geometry, PoolPlan
+from sim.types import Geometry, PoolPlan
 
 SCOPES = ("global", "precision", "site")
 INITIALS = ("ascending", "popular", "empty")
@@ -65,7 +65,7 @@ class Pooled:
         self._prepare(geometry, plan)
         return plan
 
-    def admit(self, key: int, cause: Cause) -> bool:
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
         return True
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
