@@ -33,9 +33,10 @@ class ScoreThreshold:
     """Cheaper variants for experts that matter less.
 
     With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above`` wants ``high``,
-    ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a copy is resident, which is then used
-    (the scorer runs on misses only). Thresholds that are not given are the two ``quantiles`` of the scores it is
-    profiled on.
+    ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a copy is resident (the scorer runs on
+    misses only): then it wants ``low``, too, for which a higher copy serves as well. So ``high`` is wanted for the
+    scores up to ``low_above`` and no others, which is what eq. 3 counts. Thresholds that are not given are the two
+    ``quantiles`` of the scores it is profiled on.
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.2, eq. 2.
     """
@@ -90,10 +91,9 @@ class ScoreThreshold:
             return 0
         if score <= self.skip_above:
             return 1
-        for precision in range(len(self.precisions)):
-            if resident.has(precision, site, expert):
-                return precision
-        return SKIP
+        lowest = len(self.precisions) - 1
+        is_there = any(resident.has(precision, site, expert) for precision in range(lowest + 1))
+        return lowest if is_there else SKIP
 
 
 class SkipLight:

@@ -181,7 +181,7 @@ class Control(Moves):
         if score <= selector.skip_above:
             return 1
         here = [p for p in range(self.scenario.precisions) if self.is_there((p, site, expert))]
-        return here[0] if here else SKIP
+        return self.scenario.precisions - 1 if here else SKIP
 
     def serving(self, wanted: int, site: int, expert: int) -> Key:
         """The key that serves a need or a forecast (step 5)."""

@@ -102,7 +102,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Score up to low_above: precision 0; up to skip_above: 1; above: the highest one that is there, else SKIP."""
+    """Score up to low_above: precision 0; up to skip_above: 1; above: the lowest if any is there, else SKIP."""
 
     low_above: float
     skip_above: float
