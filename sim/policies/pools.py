@@ -10,6 +10,7 @@ from sim.policies.base import Gate
 from sim.policies.profile import Profile
 from sim.policies.quotas import Quotas, given_quotas, spread
 from sim.types import Geometry, PoolPlan
+from sim.units import as_written, part_of
 
 SCOPES = ("global", "precision", "site")
 INITIALS = ("ascending", "popular", "empty")
@@ -115,14 +116,10 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
             f"cache shares {list(shares)} name {len(shares)} pools, but the precisions in play are "
             f"{', '.join(geometry.precisions)}; give one share for each"
         )
-    total = sum(shares[:in_play])
-    rest = geometry.capacity_bytes
-    capacities = []
-    for share in shares[: in_play - 1]:
-        capacities.append(int(geometry.capacity_bytes * share / total))
-        rest -= capacities[-1]
-    capacities.append(rest)
-    return tuple(capacities), [key // geometry.plane for key in range(geometry.num_keys)]
+    parts = [as_written(share) for share in shares[:in_play]]
+    total, whole = sum(parts), geometry.capacity_bytes
+    capacities = [part_of(whole, part / total) for part in parts[:-1]]
+    return (*capacities, whole - sum(capacities)), [key // geometry.plane for key in range(geometry.num_keys)]
 
 
 def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Resident
 from sim.types import SKIP
-from sim.units import require_flag, require_number
+from sim.units import part_of, require_flag, require_number
 
 
 class Fixed:
@@ -178,7 +178,7 @@ class PerExpert:
     def profile(self, uses: NDArray[np.integer]) -> None:
         """Give the low precision to the least used experts by tokens that chose each, [S, E]; ties by site, then id."""
         if self.needs_uses:
-            count = int(self.low_share * uses.size)
+            count = part_of(uses.size, self.low_share)
             low = np.zeros(uses.size, np.int64)
             low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
             self.table = tuple(tuple(map(int, row)) for row in low.reshape(uses.shape))
@@ -238,7 +238,7 @@ class LowForFew:
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
         needs = choice.needs
         if len(choice.experts) > 1:
-            low = int(self.low_share * len(needs))
+            low = part_of(len(needs), self.low_share)
             return [0] * (len(needs) - low) + [1] * low
         # A gate has a tick, a forecast has none.
         if self.low_if_absent and hasattr(choice, "tick"):
