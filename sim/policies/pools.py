@@ -24,8 +24,9 @@ class Pooled:
     precision, the bytes divided by ``shares`` (highest precision first; shares of precisions that are not in play are
     left out and the rest scaled up).
     ``initial``: ``ascending`` fills every pool with experts by site, then id, at the pool's highest precision, leaving
-    out those that a higher precision's pool already holds; ``popular`` likewise, most uses in the trace's fit sequences
-    first; ``empty`` starts cold.
+    out those that a higher precision's pool already holds (a tier that keeps copies leaves out none, and goes on with
+    lower precisions while there is room); ``popular`` likewise, most uses in the trace's fit sequences first; ``empty``
+    starts cold.
     """
 
     admits_all = True
@@ -125,7 +126,7 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
 def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int],
             order: Iterable[tuple[int, int]]) -> Iterator[int]:  # fmt: skip
     """The keys that fill the pools in this order of (site, expert), a pool's highest precision first; each pool up to
-    the first that does not fit."""
+    the first that does not fit. A tier that keeps copies goes on with the next precision in what is left then."""
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
@@ -135,7 +136,8 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
         for site, expert in order:
             key = geometry.key(precision, site, expert)
             pool, size = pool_of[key], slot_bytes[key]
-            if full[pool] or (site, expert) in held or key in geometry.missing:
+            is_there = not geometry.keeps_copies and (site, expert) in held
+            if full[pool] or is_there or key in geometry.missing:
                 continue
             touched.add(pool)
             if free[pool] < size:
@@ -144,6 +146,9 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
             free[pool] -= size
             held.add((site, expert))
             yield key
-        # Where every expert has one variant only, a lower precision stands in for none.
-        for pool in () if geometry.missing else touched:
-            full[pool] = True
+        if geometry.keeps_copies:
+            full = [False] * len(free)
+        elif not geometry.missing:
+            # Where every expert has one variant only, a lower precision stands in for none.
+            for pool in touched:
+                full[pool] = True
