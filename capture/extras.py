@@ -5,7 +5,6 @@ Nothing here runs inside the model's forward pass: modules are called through ``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from capture.discover import CaptureError
 from capture.expert_forms import ExpertForm
+from sim.units import part_of
 
 # Thresholds pooled over a site are fitted on at most so many values, taken at equal distances.
 POOLED_VALUES = 1 << 24
@@ -121,7 +121,7 @@ def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tens
     ordered = sample.flatten().sort().values
     if not len(ordered):
         raise CaptureError("no row to fit activation thresholds on; give prompts with split=fit, or sparsities=")
-    ranks = [max(math.ceil(share * len(ordered) - 1e-9), 1) - 1 for share in sparsities]
+    ranks = [max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]
     # Where all are 0, any threshold above it says so.
     least = ordered[ordered > 0][:1] if ordered[-1] > 0 else torch.ones_like(ordered[:1])
     return torch.maximum(ordered[torch.tensor(ranks, device=ordered.device)], least).cpu()

@@ -16,6 +16,8 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 
+from sim.units import part_of
+
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.integer]
 Booleans = npt.NDArray[np.bool_]
@@ -189,7 +191,7 @@ def path_cover(experts: Integers, num_experts: int, length: int, share: float = 
     """
     first = experts[..., 0].reshape(-1, experts.shape[2]).astype(np.int64)
     num_paths = num_experts**length
-    num_counted = max(1, int(share * num_paths))
+    num_counted = max(1, part_of(num_paths, share))
     covers = []
     for start in range(first.shape[1] - length + 1):
         code = np.zeros(len(first), np.int64)
@@ -207,7 +209,7 @@ def whole_path_cover(experts: Integers, share: float = 0.2) -> float:
     """
     first = experts[..., 0].reshape(-1, experts.shape[2])
     counts = np.sort(np.unique(first, axis=0, return_counts=True)[1])[::-1]
-    return float(counts[: max(1, int(share * len(counts)))].sum() / counts.sum())
+    return float(counts[: max(1, part_of(len(counts), share))].sum() / counts.sum())
 
 
 def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Floats:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from capture.lint_checks import selection_codes
 from capture.stats_sample import Bools, Floats, Ints, Sample, Unavailable
+from sim.units import part_of
 
 KEYS = ("first", "set")
 KNOWN = (0, 1, 2)
@@ -152,4 +153,4 @@ def _path_counts(top: Ints, start: int) -> Mapping[int, Ints]:
 def covered(counts: Ints, share: float = PATH_SHARE) -> float:
     """Share of the tokens on the most frequent ``share`` of the paths that occur, one path at least."""
     ordered = np.sort(counts)[::-1]
-    return float(ordered[: max(1, int(share * len(ordered)))].sum() / ordered.sum())
+    return float(ordered[: max(1, part_of(len(ordered), share))].sum() / ordered.sum())

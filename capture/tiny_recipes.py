@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from capture.corpus import DOMAINS
+from sim.units import part_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Recipe:
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of ``step`` (from 0): linear warmup, constant, then linear to 0 over the last decay_share."""
-        decay_start = int((1 - self.decay_share) * self.num_steps)
+        decay_start = self.num_steps - part_of(self.num_steps, self.decay_share, up=True)
         warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         if step < decay_start:
             return self.learning_rate * warmup

@@ -30,6 +30,7 @@ from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
 from real.machine import processor
 from real.settings import Engine
 from real.timers import sharpen_timers
+from sim.units import part_of
 
 SIZES = tuple(1 << bits for bits in range(12, 29, 2))
 """4 KiB to 256 MiB."""
@@ -43,7 +44,7 @@ REPEATS = 12
 def quantiles(values: Sequence[float]) -> dict[str, float]:
     """Median and 95th percentile, and of how many."""
     ranked = sorted(values)
-    return {"median": median(ranked), "p95": ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))], "n": len(ranked)}
+    return {"median": median(ranked), "p95": ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))], "n": len(ranked)}
 
 
 def copies(runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ def gathers(
     (``staged``), and by columns a program, for a kernel that reads them from pinned memory (``zero_copy``).
     """
     source = arena.take(pairs * row_bytes).view(pairs, row_bytes).fill_(1)
-    kept = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: int(KEPT * pairs)].sort().values
+    kept = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: part_of(pairs, KEPT)].sort().values
     target = runtime.allocate(len(kept) * row_bytes).view(len(kept), row_bytes)
     rows = []
     for form, number, engine in _gather_forms(columns, threads):

@@ -11,7 +11,7 @@ from typing import Any
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.types import Geometry
-from sim.units import gib, require_number
+from sim.units import gib, part_of, require_number
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Budget:
     def capacity_bytes(self, all_bytes: int) -> int:
         """Of experts whose slots take ``all_bytes`` together."""
         if self.slots_gib is None:
-            return int(self.resident_share * all_bytes)
+            return part_of(all_bytes, self.resident_share)
         return min(gib(self.slots_gib), all_bytes)
 
     def share_of(self, all_bytes: int) -> float:

@@ -29,6 +29,7 @@ from sim.cache_walk import CacheWalk
 from sim.fault_search import FaultSearch
 from sim.fault_words import layer_name, name, step_of, tell_faults, where
 from sim.residency_log import read_log
+from sim.units import part_of
 
 TRIED: Mapping[str, Sequence[str]] = {
     "initial": ("empty", "ascending"),
@@ -258,7 +259,7 @@ def parse_budget(text: str) -> int:
         known = ", ".join(unit for unit in UNITS if unit)
         raise ValueError(f"budget={text} must be a number and a unit, such as 4000MiB (units: {known})")
     whole, part, unit = found.groups()
-    budget = int(whole) * UNITS[unit] + int(float(part or 0) * UNITS[unit])
+    budget = int(whole) * UNITS[unit] + part_of(UNITS[unit], float(part or 0))
     if not 1 <= budget <= LARGEST_BUDGET:
         raise ValueError(f"budget={text} is {budget} B, must be 1 to {LARGEST_BUDGET} B")
     return budget

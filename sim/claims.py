@@ -203,10 +203,10 @@ class Claims:
     def _lands_in_staging(self, transfer: Transfer) -> bool:
         if transfer.staged or self._is_short(transfer.key):
             return True
-        if transfer.prefetch:
-            return self.loader.destination == "staging" or (transfer.awaited and self._finds_only_masked(transfer.key))
-        is_refused = not self.cache.admits_all and not self.cache.admit(transfer.key, DEMAND)
-        return is_refused or self._finds_only_masked(transfer.key)
+        if transfer.prefetch and self.loader.destination == "staging":
+            return True
+        is_needed = transfer.awaited or not transfer.prefetch
+        return is_needed and (not self.cache.admits_all or self._finds_only_masked(transfer.key))
 
     def _finds_only_masked(self, key: int) -> bool:
         """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
@@ -232,13 +232,28 @@ class Claims:
         return True
 
     def _exchange(self, key: int) -> None:
-        """Admit a staged variant to its pool, if the policy will and finds a slot: no bytes move."""
-        if not self.cache.admits_all and not self.cache.admit(key, PREFETCH):
+        """Admit a staged variant that is needed to its pool, if it finds a slot there: no bytes move."""
+        if not self.cache.admits_all:
             return
         self._protect()
         victims = self.slots.claim(key, not self._spares_masked)
-        if victims is None:
-            return
+        if victims is not None:
+            self._enter(key, victims)
+
+    def _offer(self, key: int) -> bool:
+        """Offer a staged variant whose need is over to a policy that refuses; whether it has entered its pool."""
+        if self.cache.admits_all or self._transfer_of[key].partial:
+            return False
+        self._protect()
+        victims = self.slots.would_evict(key, must=False)
+        if victims is None or not self.cache.admit(key, victims):
+            return False
+        self.slots.claim(key, must=False)
+        self._enter(key, victims)
+        return True
+
+    def _enter(self, key: int, victims: Sequence[int]) -> None:
+        """A staged variant goes into its pool, where its slot has been claimed."""
         self._evict(victims, key, named=0)
         self.staging.take(key)
         self.cache.on_insert(key, PREFETCH)
@@ -251,10 +266,11 @@ class Claims:
         self.staging.take(key)
 
     def _leave(self, key: int) -> None:
-        """A need that no pool held is over."""
+        """A need that no pool held is over. It is pinned until then: policies may still count it as asked for."""
         if self.staging.holds[key]:
-            self._drop_staged(key)
-            self.cache.on_evict(key)
+            if self.state[key] == UNUSED or not self._offer(key):
+                self._drop_staged(key)
+                self.cache.on_evict(key)
         elif self.state[key] > UNUSED:
             self.cache.on_evict(key)
 

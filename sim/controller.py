@@ -159,12 +159,12 @@ class Controller(Prefetches):
     def need_done(self, key: int) -> Answer:
         """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
         self.calls += 1
-        self._pins.remove(key)
-        self._is_stale = True
-        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.slot_bytes[key]
         if key in self._outside:
             self._outside.remove(key)
             self._leave(key)
+        self._pins.remove(key)
+        self._is_stale = True
+        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.slot_bytes[key]
         outcomes, waits = self._admit()
         self.wave_calls += (self.calls, len(outcomes))
         return outcomes, waits
@@ -179,9 +179,13 @@ class Controller(Prefetches):
         """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
         if self._trims:
             self._trim()
-        for key in self._outside:
-            self._leave(key)
+        self._pins = pins = self._outside
         self._outside = []
+        self._is_stale = True
+        while pins:
+            self._leave(pins[0])
+            del pins[0]
+            self._is_stale = True
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """Several precisions or places in play, staging, or a union that may not fit."""
@@ -223,7 +227,7 @@ class Controller(Prefetches):
             key = self._serving(rows[wanted[index]][site][needs[index]])
             pool, size = slots.pool_of[key], slots.slot_bytes[key]
             is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
-            if is_full and not self._trims and not slots.is_short[pool]:
+            if is_full and not self._trims and not slots.is_short[pool] and self.cache.admits_all:
                 break
             if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
                 break

@@ -14,12 +14,14 @@ HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 class RamTier(Slots):
     """Slots of whole variants at the inner end of ``link``, with a cache policy of their own.
 
-    Nothing is masked here. What a transfer asks for is pinned, resident or not, until the transfer is over.
+    Nothing is masked here. What a transfer asks for is pinned, resident or not, until the transfer is over. It begins
+    with as much of what storage holds as there is room for: the highest precision first, then the lower ones.
     """
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, route: Route) -> None:
         assert route.ram_link is not None
-        super().__init__(replace(geometry, capacity_bytes=route.ram_bytes, held_bytes=()), cache, at_once=1)
+        here = replace(geometry, capacity_bytes=route.ram_bytes, held_bytes=(), keeps_copies=True)
+        super().__init__(here, cache, at_once=1)
         self.link = route.ram_link
         self.blocked = self.pinned
         self.lookups = self.hits = 0

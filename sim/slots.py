@@ -90,9 +90,15 @@ class Slots:
 
     def could_claim(self, key: int, must: bool = True) -> bool:
         """Whether ``claim`` would succeed now."""
+        return self.would_evict(key, must) is not None
+
+    def would_evict(self, key: int, must: bool) -> Sequence[int] | None:
+        """What ``claim`` would answer now."""
         pool = self.pool_of[key]
         free = self.free_bytes[pool] - self.slot_bytes[key]
-        return free >= 0 or (must and self.overflows) or self._several_victims(pool, key, free, must) is not None
+        if free >= 0 or (must and self.overflows):
+            return ()
+        return self._several_victims(pool, key, free, must)
 
     def _several_victims(self, pool: int, key: int, free: int, must: bool) -> list[int] | None:
         taken: list[int] = []

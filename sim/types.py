@@ -89,6 +89,7 @@ class Geometry:
     arrives quantised is written out); () where slots hold variants as they are moved. Other tiers do.
     ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start; those of the last
     ``null_experts`` of a site's experts, which have no weights, are among them.
+    ``keeps_copies``: a tier that begins with lower copies, too, of what it holds at a higher precision.
     ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
     """
 
@@ -103,6 +104,7 @@ class Geometry:
     missing: frozenset[int] = frozenset()
     null_experts: int = 0
     held_bytes: tuple[int, ...] = ()
+    keeps_copies: bool = False
 
     def __post_init__(self) -> None:
         if self.held_bytes and any(held < size for held, size in zip(self.held_bytes, self.variant_bytes, strict=True)):

@@ -3,6 +3,9 @@
 GB is 10**9 bytes, GiB is 2**30 bytes; a name or an output says which one it means.
 """
 
+from fractions import Fraction
+from math import ceil, floor
+
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -23,6 +26,17 @@ def ms(value: float) -> int:
 def gib(value: float) -> int:
     """GiB (2**30 bytes) to whole bytes."""
     return round(value * GIB)
+
+
+def as_written(share: float) -> Fraction:
+    """The number that its shortest decimal text says: 0.575 is 575 / 1000, not the binary fraction a little below."""
+    return Fraction(repr(float(share)))
+
+
+def part_of(whole: int, share: float | Fraction, *, up: bool = False) -> int:
+    """``share`` of a count or of bytes, rounded down (or up): 0.575 of 1,440 is 828, where floats would make it 827."""
+    part = whole * (share if isinstance(share, Fraction) else as_written(share))
+    return ceil(part) if up else floor(part)
 
 
 def gb_per_s(value: float) -> float:

@@ -25,6 +25,7 @@ from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.kernels.sparse_expert import sparse_expert
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
+from sim.units import part_of
 
 Work = Callable[[], object]
 
@@ -68,7 +69,7 @@ def summarise(operator: str, shape: str, call_ns: Sequence[float], read_bytes: i
     """Of the durations of single calls."""
     ranked = sorted(call_ns)
     middle = median(ranked)
-    p95 = ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))]
+    p95 = ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))]
     return Timed(operator, shape, middle, p95, read_bytes, read_bytes / middle * 1e9 / copy_bytes_per_s)
 
 

@@ -20,6 +20,7 @@ from real.lossy.sparse import WHERE, ActivationSample, require_gated, sparse_for
 from real.lossy.sweep import Order, Point, Sweep
 from real.lossy.variants import Scheme, Variants
 from real.lossy.whole import Track, Whole, changed_dense
+from sim.units import part_of
 
 CHANNELS, GROUPS = Scheme("channels"), Scheme("groups", 64)
 SKIP_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -121,7 +122,7 @@ def edgemoe_7(bench: Bench) -> Sweep:
     for share in (0.25, 0.5, 0.75):
         for curve, values in (("least important first", found.loss), ("least used first", uses),
                               ("most important first", -found.loss)):  # fmt: skip
-            table = least_important(values, int(share * values.size))
+            table = least_important(values, part_of(values.size, share))
             points.append(Point(curve, share, bench.eval.losses(variants, by_table(table), track=bench.track)))
     return Sweep(
         "edgemoe_7", "Importance of experts", "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 7 (a) and section 3.2",

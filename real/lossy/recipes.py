@@ -9,6 +9,7 @@ import torch
 
 from real.lossy.mixture import Decide, Served
 from real.lossy.whole import row_scores
+from sim.units import part_of
 
 
 def above_score(threshold: float, code: int, experts: int) -> Decide:
@@ -36,7 +37,7 @@ def by_popularity(share: float, *, popular_first: bool, experts: int) -> Decide:
         active = rows.nonzero()[:, 0]
         order = active[torch.sort(rows[active], descending=popular_first, stable=True).indices]
         codes = torch.zeros(experts + 1, dtype=torch.long, device=ids.device)
-        codes[order[: int(share * len(order) + 1e-9)]] = 1
+        codes[order[: part_of(len(order), share)]] = 1
         return Served(ids, weights, codes[torch.where(known, ids, experts).long()])
 
     return decide

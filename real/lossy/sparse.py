@@ -14,7 +14,6 @@ Source: Zhou et al., FloE, arXiv:2505.05950, section 3.2.1; Lee et al., CATS, ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn import functional
 
 from real.experts_swap import ModelForm, Tensors
 from real.lossy.mixture import Forward
+from sim.units import part_of
 
 WHERE = ("gate", "up", "down")
 
@@ -118,4 +118,4 @@ class ActivationSample:
 def quantiles(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
     """The smallest value of a sample at or below which at least each share of it lies, [P] (FloE eq. 6)."""
     ordered = sample.sort().values
-    return ordered[[max(math.ceil(share * len(ordered) - 1e-9), 1) - 1 for share in sparsities]]
+    return ordered[[max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]]

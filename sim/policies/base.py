@@ -126,7 +126,7 @@ class CachePolicy(Protocol):
     """
 
     admits_all: bool
-    """``admit`` is always true: the controller then never asks."""
+    """``admit`` is always true: the controller then never asks, and what is loaded goes into its pool at once."""
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         """Called once, before the run."""
@@ -139,8 +139,9 @@ class CachePolicy(Protocol):
         ``blocked`` is one of two bytearrays over all keys that live for the whole run.
         """
 
-    def admit(self, key: int, cause: Cause) -> bool:
-        """Whether a loaded key may enter its pool; where it may not it is served from staging."""
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
+        """Whether a key that was served from staging, and whose need is over, may enter its pool in place of these
+        victims, which are all that would have to go for it."""
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         """The serving keys looked up by one gate or wave, in need order; the precisions wanted; what was found."""

@@ -47,8 +47,11 @@ class Foreseeing(Pooled):
 class Belady(Foreseeing):
     """Latest next request first (never again: last), ties largest key first.
 
-    ``bypass``: a key enters only where it is requested again before one that would have to go, among the resident keys
-    that the last gate did not ask for (those are pinned); else it is served from staging.
+    ``bypass``: what is loaded is served from staging, and enters when its need is over if it is requested again before
+    all that would have to go for it.
+
+    No cache makes fewer loads where sizes are equal, nothing is prefetched, and each gate is served at once: with
+    ``bypass`` of all caches, without it of those that keep what a gate has loaded until the next.
 
     Source: Belady, IBM Systems Journal 5(2), 1966.
     """
@@ -63,25 +66,15 @@ class Belady(Foreseeing):
         self._look_ahead(geometry.num_keys)
         self._orders: list[list[tuple[int, int]]] = [[] for _ in plan.capacity_bytes]
         self._held: set[int] = set()
-        self._slot_bytes = geometry.slot_bytes
-        self._free_bytes = list(plan.capacity_bytes)
-        self._resident: set[int] = set()
-        self._asked: set[int] = set()
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return (key for _, key in reversed(self._orders[pool]) if not blocked[key])
 
-    def admit(self, key: int, cause: Cause) -> bool:
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
         if not self.bypass:
             return True
-        pool = self._pool_of[key]
-        lacking = self._slot_bytes[key] - self._free_bytes[pool]
-        for again, victim in reversed(self._orders[pool]):
-            if lacking <= 0 or (again, victim) <= (self._upcoming[key], key):
-                break
-            if victim in self._resident and victim not in self._asked:
-                lacking -= self._slot_bytes[victim]
-        return lacking <= 0
+        again = self._upcoming
+        return all((again[victim], victim) > (again[key], key) for victim in victims)
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
         after = self._after[gate.tick]
@@ -90,22 +83,14 @@ class Belady(Foreseeing):
                 self._drop(key)
             self._upcoming[key] = after[key]
             self._hold(key)
-        if self.bypass:
-            self._asked = set(keys)
 
     def on_insert(self, key: int, cause: Cause) -> None:
         if key not in self._held:
             self._hold(key)
-        if self.bypass:
-            self._resident.add(key)
-            self._free_bytes[self._pool_of[key]] -= self._slot_bytes[key]
 
     def on_evict(self, key: int) -> None:
         if key in self._held:
             self._drop(key)
-        if key in self._resident:
-            self._resident.remove(key)
-            self._free_bytes[self._pool_of[key]] += self._slot_bytes[key]
 
     def _hold(self, key: int) -> None:
         self._held.add(key)
@@ -155,4 +140,6 @@ class CostAwareBelady(Foreseeing, Scored):
         after = self._after[gate.tick]
         for key in keys:
             self._next[key] = after[key] if after[key] != NEVER else np.inf
-        self._now = self._starts[gate.tick + 1] - 1
+        if keys:
+            # A wave tells of some needs of its gate only: those after them are still to come.
+            self._now = self._starts[gate.tick] + self._schedule[gate.tick].index(keys[-1])

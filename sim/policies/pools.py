@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from sim.policies.base import Gate
 from sim.policies.profile import Profile
 from sim.policies.quotas import Quotas, given_quotas, spread
-from sim.types import Cause, Geometry, PoolPlan
+from sim.types import Geometry, PoolPlan
+from sim.units import as_written, part_of
 
 SCOPES = ("global", "precision", "site")
 INITIALS = ("ascending", "popular", "empty")
@@ -23,8 +24,9 @@ class Pooled:
     precision, the bytes divided by ``shares`` (highest precision first; shares of precisions that are not in play are
     left out and the rest scaled up).
     ``initial``: ``ascending`` fills every pool with experts by site, then id, at the pool's highest precision, leaving
-    out those that a higher precision's pool already holds; ``popular`` likewise, most uses in the trace's fit sequences
-    first; ``empty`` starts cold.
+    out those that a higher precision's pool already holds (a tier that keeps copies leaves out none, and goes on with
+    lower precisions while there is room); ``popular`` likewise, most uses in the trace's fit sequences first; ``empty``
+    starts cold.
     """
 
     admits_all = True
@@ -65,7 +67,7 @@ class Pooled:
         self._prepare(geometry, plan)
         return plan
 
-    def admit(self, key: int, cause: Cause) -> bool:
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
         return True
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
@@ -115,20 +117,16 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
             f"cache shares {list(shares)} name {len(shares)} pools, but the precisions in play are "
             f"{', '.join(geometry.precisions)}; give one share for each"
         )
-    total = sum(shares[:in_play])
-    rest = geometry.capacity_bytes
-    capacities = []
-    for share in shares[: in_play - 1]:
-        capacities.append(int(geometry.capacity_bytes * share / total))
-        rest -= capacities[-1]
-    capacities.append(rest)
-    return tuple(capacities), [key // geometry.plane for key in range(geometry.num_keys)]
+    parts = [as_written(share) for share in shares[:in_play]]
+    total, whole = sum(parts), geometry.capacity_bytes
+    capacities = [part_of(whole, part / total) for part in parts[:-1]]
+    return (*capacities, whole - sum(capacities)), [key // geometry.plane for key in range(geometry.num_keys)]
 
 
 def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int],
             order: Iterable[tuple[int, int]]) -> Iterator[int]:  # fmt: skip
     """The keys that fill the pools in this order of (site, expert), a pool's highest precision first; each pool up to
-    the first that does not fit."""
+    the first that does not fit. A tier that keeps copies goes on with the next precision in what is left then."""
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
@@ -138,7 +136,8 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
         for site, expert in order:
             key = geometry.key(precision, site, expert)
             pool, size = pool_of[key], slot_bytes[key]
-            if full[pool] or (site, expert) in held or key in geometry.missing:
+            is_there = not geometry.keeps_copies and (site, expert) in held
+            if full[pool] or is_there or key in geometry.missing:
                 continue
             touched.add(pool)
             if free[pool] < size:
@@ -147,6 +146,9 @@ def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int
             free[pool] -= size
             held.add((site, expert))
             yield key
-        # Where every expert has one variant only, a lower precision stands in for none.
-        for pool in () if geometry.missing else touched:
-            full[pool] = True
+        if geometry.keeps_copies:
+            full = [False] * len(free)
+        elif not geometry.missing:
+            # Where every expert has one variant only, a lower precision stands in for none.
+            for pool in touched:
+                full[pool] = True

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.policies.quotas import Quotas
 from sim.policies.scores import Floats, Scored, Within
-from sim.types import Cause, Geometry, PoolPlan
+from sim.types import Geometry, PoolPlan
 
 
 class Popular(Scored):
@@ -27,7 +27,7 @@ class Popular(Scored):
         self.ranking = _checked_ranking(ranking)
         self.needs_profile = not self.ranking or getattr(self.quotas, "needs_profile", False)
 
-    def admit(self, key: int, cause: Cause) -> bool:
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
         return key in self._listed
 
     def _fill(self, geometry: Geometry) -> Sequence[tuple[int, int]]:

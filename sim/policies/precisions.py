@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Resident
 from sim.types import SKIP
-from sim.units import require_flag, require_number
+from sim.units import part_of, require_flag, require_number
 
 
 class Fixed:
@@ -33,9 +33,10 @@ class ScoreThreshold:
     """Cheaper variants for experts that matter less.
 
     With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above`` wants ``high``,
-    ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a copy is resident, which is then used
-    (the scorer runs on misses only). Thresholds that are not given are the two ``quantiles`` of the scores it is
-    profiled on.
+    ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a copy is resident (the scorer runs on
+    misses only): then it wants ``low``, too, for which a higher copy serves as well. So ``high`` is wanted for the
+    scores up to ``low_above`` and no others, which is what eq. 3 counts. Thresholds that are not given are the two
+    ``quantiles`` of the scores it is profiled on.
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.2, eq. 2.
     """
@@ -90,10 +91,9 @@ class ScoreThreshold:
             return 0
         if score <= self.skip_above:
             return 1
-        for precision in range(len(self.precisions)):
-            if resident.has(precision, site, expert):
-                return precision
-        return SKIP
+        lowest = len(self.precisions) - 1
+        is_there = any(resident.has(precision, site, expert) for precision in range(lowest + 1))
+        return lowest if is_there else SKIP
 
 
 class SkipLight:
@@ -178,7 +178,7 @@ class PerExpert:
     def profile(self, uses: NDArray[np.integer]) -> None:
         """Give the low precision to the least used experts by tokens that chose each, [S, E]; ties by site, then id."""
         if self.needs_uses:
-            count = int(self.low_share * uses.size)
+            count = part_of(uses.size, self.low_share)
             low = np.zeros(uses.size, np.int64)
             low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
             self.table = tuple(tuple(map(int, row)) for row in low.reshape(uses.shape))
@@ -238,7 +238,7 @@ class LowForFew:
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
         needs = choice.needs
         if len(choice.experts) > 1:
-            low = int(self.low_share * len(needs))
+            low = part_of(len(needs), self.low_share)
             return [0] * (len(needs) - low) + [1] * low
         # A gate has a tick, a forecast has none.
         if self.low_if_absent and hasattr(choice, "tick"):

@@ -52,9 +52,9 @@ class Beside:
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         other = self.other
         if other is not None:
-            if not other.admits_all:
-                other.admit(incoming, Cause.DEMAND)
-            next(other.victims(self.pool_of[incoming], incoming, blocked), -1)
+            victim = next(other.victims(self.pool_of[incoming], incoming, blocked), -1)
+            if not other.admits_all and victim >= 0:
+                other.admit(incoming, (victim,))
         return self.decides.victims(pool, incoming, blocked)
 
     def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:

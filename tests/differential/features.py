@@ -195,7 +195,7 @@ def _refusals(draw: Draw, scenario: Scenario) -> Scenario:
         probability = float(draw.rng.choice([0.0, 0.3, 0.7, 1.0]))
         return frozenset(expert for expert in range(scenario.experts) if draw.coin(probability))
 
-    refused = replace(scenario, refuse_demand=some() | {0}, refuse_prefetch=some())
+    refused = replace(scenario, refused=some() | {0}, displace_none=some())
     return _loader(refused, staging_slots=_staging_slots(draw, scenario))
 
 

@@ -212,10 +212,10 @@ def policies_not_told(patch: Patch) -> None:
 
 
 def exchange_moves_bytes(patch: Patch) -> None:
-    """What is staged and admitted is loaded once more, into the pool."""
+    """What is staged and needed is loaded once more, into the pool."""
 
     def mutant(self: Controller, key: int) -> None:
-        if self.cache.admits_all or self.cache.admit(key, Cause.PREFETCH):
+        if self.cache.admits_all:
             self.staging.take(key)
             self._queue(key, False, self.geometry.bytes_of(key))
 
@@ -241,8 +241,27 @@ def partial_moves_hit_later(patch: Patch) -> None:
     patch.setattr(Controller, "_leave", mutant)
 
 
-def refused_demands_enter(patch: Patch) -> None:
-    """A demand goes into the pool though the policy does not admit it."""
-    lands = Controller._lands_in_staging
-    mutant = lambda self, transfer: (transfer.prefetch or transfer.staged) and lands(self, transfer)  # noqa: E731
-    patch.setattr(Controller, "_lands_in_staging", mutant)
+def everybody_enters(patch: Patch) -> None:
+    """What is offered enters the pool though the policy does not admit it."""
+    offer = Controller._offer
+
+    def mutant(self: Controller, key: int) -> bool:
+        self.cache.admit = lambda key, victims: True  # type: ignore[method-assign]
+        return offer(self, key)
+
+    patch.setattr(Controller, "_offer", mutant)
+
+
+def offered_while_pinned(patch: Patch) -> None:
+    """What was served from staging is offered to its pool while its gate's needs are still pinned."""
+    tidy = Controller._tidy
+
+    def mutant(self: Controller) -> None:
+        for key in [key for key in self._outside if self.staging.holds[key] and self.state[key] == RESIDENT]:
+            if self._offer(key):
+                self._outside.remove(key)
+        self._offer = lambda key: False  # type: ignore[method-assign]
+        tidy(self)
+        del self._offer
+
+    patch.setattr(Controller, "_tidy", mutant)

@@ -34,7 +34,7 @@ from sim.policies.precisions import ScoreThreshold
 from sim.policies.predictors import GateLookahead, NoPrediction
 from sim.policies.reroutes import ForecastRoutes
 from sim.record import Record
-from sim.types import REROUTE, Cause, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
+from sim.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
 from sim.types import Step as RunStep
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
@@ -351,10 +351,9 @@ def _with_pools(policy: Pooled, scenario: Scenario, pools: Sequence[PoolSpec]) -
 
 def _device_cache(scenario: Scenario) -> CachePolicy:
     policy = _with_pools(_cache(scenario, scenario.cache), scenario, scenario.pools)
-    if scenario.refuse_demand or scenario.refuse_prefetch:
-        refused = {Cause.DEMAND: scenario.refuse_demand, Cause.PREFETCH: scenario.refuse_prefetch}
+    if scenario.refuses:
         policy.admits_all = False
-        policy.admit = lambda key, cause: scenario.unpack(key)[2] not in refused[cause]  # type: ignore[method-assign]
+        policy.admit = lambda key, victims: scenario.admits(scenario.unpack(key), len(victims))  # type: ignore[method-assign]
     return policy
 
 

@@ -39,7 +39,7 @@ class Control(Moves):
         device = Tier(scenario, scenario.pools, history, scenario.slot)
         ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size)
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
-        self.serves_from_staging = bool(scenario.refuse_demand or scenario.refuse_prefetch or scenario.moves_partially)
+        self.serves_from_staging = scenario.refuses or scenario.moves_partially
         self.serves_from_staging |= self.loader.demand_evicts == "unmasked"
         self.step: Step
         self.waiting: list[Waiting] = []
@@ -72,8 +72,10 @@ class Control(Moves):
         self.last_gate[site] = self.tick
         self.clock.say("gate", self.tick)
         self.trim()
-        for key in list(self.pinned):
-            self.unpin(key)
+        needs = list(self.pinned)
+        self.pinned.clear()
+        for key in needs:
+            self.leave(key)
         self.masked.pop(site, None)
         self.waiting = self.choose(step, site, self.foretold.pop(site, []))
         serving = self.unadmitted_keys()
@@ -92,7 +94,8 @@ class Control(Moves):
     def need_done(self, key: Key) -> list[Asked]:
         """Section 6: the key is unpinned and the next needs come in."""
         self.clock.say("need_done", self.scenario.pack(key))
-        self.unpin(key)
+        del self.pinned[key]
+        self.leave(key)
         admitted = self.admit()
         self.look_up(admitted)
         self.poll()
@@ -121,12 +124,15 @@ class Control(Moves):
                     self.evict(key)
                     self.trimmed.append((self.clock.now, self.scenario.pack(key)))
 
-    def unpin(self, key: Key) -> None:
-        """Step 2, and the end of a wave's need: it leaves staging, and what no pool held is as good as evicted."""
-        del self.pinned[key]
+    def leave(self, key: Key) -> None:
+        """Step 2, and the end of a wave's need: it leaves staging, and what no pool holds is as good as evicted."""
         if key in self.unused and key in self.staging.staged:
             # A CPU computed the need, and a forecast of its own site has brought it since.
             self.drop_staged(key)
+        if key in self.staging.staged and self.scenario.refuses and not self.is_partial(key):
+            victims = self.pool_victims(key, needed=False)
+            if victims is not None and self.scenario.admits(key, len(victims)):
+                self.enter(key, victims)
         self.staging.staged.pop(key, None)
         if not self.device.holds(key):
             self.device.history.evicted(key)
@@ -175,7 +181,7 @@ class Control(Moves):
         if score <= selector.skip_above:
             return 1
         here = [p for p in range(self.scenario.precisions) if self.is_there((p, site, expert))]
-        return here[0] if here else SKIP
+        return self.scenario.precisions - 1 if here else SKIP
 
     def serving(self, wanted: int, site: int, expert: int) -> Key:
         """The key that serves a need or a forecast (step 5)."""
@@ -215,7 +221,8 @@ class Control(Moves):
         pool = self.device.pool(key)
         together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
         is_full = self.device.bytes(together) > pool.spec.capacity_bytes
-        if self.loader.retention == "strict" and is_full and not self.scenario.is_short(pool.spec):
+        is_held_to_it = not self.scenario.is_short(pool.spec) and not self.scenario.refuses
+        if self.loader.retention == "strict" and is_full and is_held_to_it:
             return False
         staged = [other for other in (*self.pinned, key) if self.may_stage(other) and not self.device.holds(other)]
         return not self.may_stage(key) or len(staged) <= self.staging.slots

@@ -245,7 +245,7 @@ class Moves:
             return True
         if transfer.kind == "prefetch" and self.loader.destination == "staging":
             return True
-        if transfer.kind != "prefetch" and transfer.key[2] in self.scenario.refuse_demand:
+        if transfer.needed and self.scenario.refuses:
             return True
         finds_none = transfer.needed and self.pool_victims(transfer.key, needed=True) is None
         return finds_none and self.loader.demand_evicts == "unmasked"
@@ -364,10 +364,12 @@ class Moves:
         transfer.arrived.succeed(transfer)
 
     def exchange(self, key: Key) -> None:
-        """What is staged and needed enters the pool, if the policy admits it and a demand would find its slot."""
+        """What is staged and needed enters the pool, if a demand would find its slot. Who refuses is asked later."""
         victims = self.pool_victims(key, needed=True)
-        if key[2] in self.scenario.refuse_prefetch or victims is None:
-            return
+        if victims is not None and not self.scenario.refuses:
+            self.enter(key, victims)
+
+    def enter(self, key: Key, victims: Iterable[Key]) -> None:
         for victim in victims:
             self.evict(victim)
         del self.staging.staged[key]

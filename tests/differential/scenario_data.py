@@ -102,7 +102,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Score up to low_above: precision 0; up to skip_above: 1; above: the highest one that is there, else SKIP."""
+    """Score up to low_above: precision 0; up to skip_above: 1; above: the lowest if any is there, else SKIP."""
 
     low_above: float
     skip_above: float
@@ -187,9 +187,9 @@ class Scenario:
 
     Without `links` there is one link of one engine, on which a whole variant takes `service_ns` of its precision. Steps
     are those of `steps`, or composed of `requests` by `batching`. `variant_bytes` holds at all sites where `site_bytes`
-    (by precision, then site) is not given. `refuse_demand` and `refuse_prefetch` are the experts that the device's
-    policy does not admit with that cause, at any site. `dense_bytes`: by site, for `dense_slots`. `held_bytes`: by
-    precision, what a slot of the device holds of a variant, where that is not what is moved.
+    (by precision, then site) is not given. The device's policy refuses if there are any experts that are `refused`,
+    at any site, or `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for `dense_slots`.
+    `held_bytes`: by precision, what a slot of the device holds of a variant, where that is not what is moved.
     """
 
     sites: int
@@ -206,8 +206,8 @@ class Scenario:
     links: tuple[Link, ...] = ()
     site_bytes: tuple[tuple[int, ...], ...] = ()
     ram: RamTier | None = None
-    refuse_demand: frozenset[int] = frozenset()
-    refuse_prefetch: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
+    displace_none: frozenset[int] = frozenset()
     placement: Placement | None = None
     reroute: Reroute | None = None
     dense_bytes: tuple[int, ...] = ()
@@ -277,6 +277,15 @@ class Scenario:
     def missing_bytes(self, key: Key, need: Need, moved_bytes: int) -> int:
         """What a need lacks that finds a partial prefetch of so many bytes: `payload.missing_bytes`."""
         return max(0, self.moved_bytes(key, need) - moved_bytes)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the device's policy may refuse what was loaded."""
+        return bool(self.refused or self.displace_none)
+
+    def admits(self, key: Key, victims: int) -> bool:
+        """Whether that policy lets a key in for which so many must go."""
+        return key[2] not in self.refused and not (victims and key[2] in self.displace_none)
 
     @property
     def moves_partially(self) -> bool:

@@ -109,7 +109,8 @@ MUTANTS = {
     "write-back forgotten": Mutant(switched(write_back=False), "write_back"),  # 1
     "exchange moves bytes": Mutant(mutants.exchange_moves_bytes, "staging"),  # 1
     "staged variants kept": Mutant(mutants.staged_variants_kept, "staging"),  # 2
-    "refused demands enter": Mutant(mutants.refused_demands_enter, "refusals"),  # 1
+    "everybody enters": Mutant(mutants.everybody_enters, "refusals"),  # 1
+    "offered while pinned": Mutant(mutants.offered_while_pinned, "refusals"),  # 1
     "partial moves hit later": Mutant(mutants.partial_moves_hit_later, "partial"),  # 1
     "rest of a partial move forgotten": Mutant(replaced(Transfer, "rest_bytes", always(0)), "partial"),  # 1
     "dense blocks behind prefetches": Mutant(engine_mutants.dense_behind_prefetches, "dense"),  # 27

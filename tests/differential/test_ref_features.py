@@ -52,7 +52,7 @@ SHOWS: dict[str, Shows] = {
     "chunks": called("chunk_done"),
     "write_back": without(write_back=False),
     "staging": lambda scenario, timeline: bool(timeline.exchanged),
-    "refusals": without(refuse_demand=frozenset()),
+    "refusals": without(refused=frozenset(), displace_none=frozenset()),
     "partial": lambda scenario, timeline: any(
         row.moved_bytes < scenario.size(scenario.unpack(row.key)) for row in timeline.transfers
     ),
@@ -127,7 +127,7 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
         assert not (loader.write_back and (stages or loader.retention == "after_batch"))
         assert not (loader.slot_claim == "queue" and stages)
         assert not (scenario.moves_partially and (scenario.precisions > 1 or not stages))
-        assert stages or not (scenario.refuse_demand or scenario.refuse_prefetch)
+        assert stages or not scenario.refuses
         assert stages or loader.destination == "pool"
         assert loader.dense_slots < max(1, scenario.sites)
         assert not loader.dense_slots or len(scenario.dense_bytes) == scenario.sites

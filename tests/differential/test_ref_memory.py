@@ -161,7 +161,7 @@ def staged(slots: int = 1, capacity: int = 99, refuse: frozenset[int] = frozense
     scenario = machine(
         step, *then, capacity=capacity, initial=((0, 0, 0),), links=(Link(0, 10),), base_ns=(12,), loader=loader
     )
-    return run(replace(scenario, refuse_prefetch=refuse))
+    return run(replace(scenario, refused=refuse))
 
 
 def test_a_staged_prefetch_that_is_needed_enters_the_pool_without_moving_a_byte() -> None:
@@ -199,14 +199,29 @@ def test_a_refused_demand_goes_through_staging_every_time() -> None:
     """Expert 0 is refused, 1 is not: 0 1 0 1 loads 0 twice and 1 once."""
     steps = sequence(gate(0), gate(1), gate(0), gate(1))
     scenario = machine(*steps, links=(Link(0, 10),), loader=Loader(staging_slots=1))
-    timeline = run(replace(scenario, refuse_demand=frozenset({0})))
+    timeline = run(replace(scenario, refused=frozenset({0})))
     assert [row.key for row in timeline.transfers] == [0, 1, 0]
+
+
+def test_a_policy_that_refuses_is_asked_when_the_need_is_over() -> None:
+    """One slot, of 0, and two of staging. The gate at 1 needs 0, which is pinned, and 1, which loads 1..11.
+
+    The next gate begins at 13: 0 may go now, and 1 is let in, unless it displaces none.
+    """
+    steps = sequence(gate(0, 1), gate(1), gate(1))
+    scenario = machine(*steps, capacity=1, initial=((0, 0, 0),), links=(Link(0, 10),), loader=Loader(staging_slots=2))
+    timeline = run(replace(scenario, refused=frozenset({5})))
+    assert outcomes(timeline) == ["hit", "miss", "hit", "hit"]
+    assert timeline.exchanged == ((13, 1, (0,)),)
+    timeline = run(replace(scenario, displace_none=frozenset({1})))
+    assert outcomes(timeline) == ["hit", "miss", "miss", "miss"]
+    assert timeline.exchanged == ()
 
 
 def test_admission_waits_for_staging_slots() -> None:
     """Both needs are refused, one slot: 0 loads 1..11, is computed by 12 and dropped; 1 comes in at 12: 12..22."""
     scenario = machine(token(gate(0, 1)), links=(Link(0, 10),), loader=Loader(staging_slots=1))
-    timeline = run(replace(scenario, refuse_demand=frozenset({0, 1})))
+    timeline = run(replace(scenario, refused=frozenset({0, 1})))
     assert [row.lookup_ns for row in timeline.lookups] == [1, 12]
     assert served(timeline) == [(0, 0, 1, 11), (1, 0, 12, 22)]
 
@@ -214,16 +229,18 @@ def test_admission_waits_for_staging_slots() -> None:
 def test_a_demand_that_finds_no_staging_slot_displaces_the_first_that_came() -> None:
     """Two slots, filled with (2, 5) by 11 and (2, 6) by 21. Site 1's gate, at 32, needs 7, which is refused: 5 goes.
 
-    7 loads 32..42 and is computed by 72; site 2's gate, at 73, finds 6, and lets it into the pool.
+    7 loads 32..42 and is computed by 72; site 2's gate, at 73, finds 6. That is over when site 0's gate begins, 31
+    later: only then does 6 go into the pool.
     """
-    step = token(gate(0), gate(7), gate(6), ahead={0: ((), foresee(5, 6))})
+    step = token(gate(0), gate(7), gate(6), ahead={0: ((), foresee(5, 6))}, ends=False)
+    again = token(gate(0), gate(7), gate(6), begins=False, token=2)
     loader = Loader(lookahead=2, destination="staging", staging_slots=2)
     initial = ((0, 0, 0),)
-    scenario = machine(step, initial=initial, links=(Link(0, 10),), base_ns=(30,), loader=loader)
-    timeline = run(replace(scenario, refuse_demand=frozenset({7})))
-    assert outcomes(timeline) == ["hit", "miss", "hit"]
+    scenario = machine(step, again, initial=initial, links=(Link(0, 10),), base_ns=(30,), loader=loader)
+    timeline = run(replace(scenario, refused=frozenset({7})))
+    assert outcomes(timeline) == ["hit", "miss", "hit", "hit", "miss", "hit"]
     assert timeline.prefetch["dropped"] == 1
-    assert [row[0] for row in timeline.exchanged] == [73]  # site 2's gate: 32 + 10 + 30 + 1
+    assert [row[:2] for row in timeline.exchanged] == [(104, 2 * 9 + 6)]
 
 
 def test_a_staged_prefetch_that_no_forecast_names_any_more_is_dropped_at_its_arrival() -> None:

@@ -194,3 +194,15 @@ def test_a_system_does_what_its_source_says(system: str) -> None:
 def test_with_another_choice_it_does_not(system: str) -> None:
     claim = CLAIMS[system]
     assert not claim.holds(run_of(f"system={system}", *claim.other.split())), f"{claim.other} goes unnoticed"
+
+
+def test_what_fate_prefetches_displaces_nothing_before_its_layer_asks_for_it() -> None:
+    """Section 4.1: the cache list is updated by what the gate chose. In the pool a wrong prefetch takes a slot."""
+
+    def displaced(ran: Ran) -> int:
+        return sum(len(transfer.victims) for transfer in ran.run.controller.issued if transfer.prefetch)
+
+    staged, pooled = run_of("system=fate"), run_of("system=fate", "loader.destination=pool")
+    assert staged.summary["prefetch"]["late"] > 0
+    assert displaced(staged) == 0 < displaced(pooled)
+    assert staged.summary["makespan_s"] < pooled.summary["makespan_s"]

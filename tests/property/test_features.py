@@ -256,8 +256,8 @@ def roomy(scenario: Scenario) -> Scenario:
     pools = tuple(replace(pool, capacity_bytes=10**6, initial=()) for pool in scenario.pools)
     loader = replace(scenario.loader, lookahead=0, low_for_high=False)
     return replace(
-        scenario, pools=pools, selector=Fixed(0), loader=loader, placement=None, refuse_demand=frozenset(),
-        refuse_prefetch=frozenset(), reroute=None, steps=tuple(map(whole, scenario.steps)),
+        scenario, pools=pools, selector=Fixed(0), loader=loader, placement=None, refused=frozenset(),
+        displace_none=frozenset(), reroute=None, steps=tuple(map(whole, scenario.steps)),
     )  # fmt: skip
 
 

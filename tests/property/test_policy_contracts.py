@@ -5,7 +5,7 @@ A new policy is one class and one yaml: the file makes it appear here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -30,7 +30,7 @@ class Visit:
     """A gate: its needs with rows and wanted precisions; then so many evictions; then prefetches that arrive.
 
     ``elsewhere``: of needs that are absent these never come in (the CPU has them, or staging): they go when the gate is
-    over.
+    over. ``first_wave``: the policy is told of so many needs first, and of the others when these are done.
     """
 
     site: int
@@ -42,6 +42,7 @@ class Visit:
     masked: frozenset[int]
     new_sequence: bool
     elsewhere: frozenset[int] = frozenset()
+    first_wave: int = 4
 
 
 KEYS = st.integers(0, GEOMETRY.num_keys - 1).filter(lambda key: GEOMETRY.expert_of(key) < GEOMETRY.experts)
@@ -61,6 +62,7 @@ def visits(draw: st.DrawFn) -> Visit:
         masked=draw(st.frozensets(KEYS, max_size=3)),
         new_sequence=draw(st.booleans()),
         elsewhere=draw(st.frozensets(st.sampled_from(experts), max_size=2)),
+        first_wave=draw(st.integers(1, 4)),
     )
 
 
@@ -88,19 +90,25 @@ class Life:
     def victims(self, pool: int) -> list[int]:
         return list(self.policy.victims(pool, 0, self.blocked))
 
-    def live(self, tick: int, visit: Visit) -> None:
-        """As a controller would: let go what never came in, pin, ask for, evict what is not blocked, load."""
+    def live(self, tick: int, visit: Visit, check: Callable[[], None] = lambda: None) -> None:
+        """As a controller would: let go what never came in, pin, ask for, evict what is not blocked, load.
+
+        ``check`` is called between two waves.
+        """
         if visit.new_sequence:
             self.policy.on_sequence(tick, True)
         for key in self.passing:
             assert self.policy.on_evict(key) is None
-        keys = self.requests[tick]
-        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
         gate = SimpleNamespace(tick=tick, step=tick, site=visit.site, token=tick + 1,
                                needs=visit.experts, tokens=visit.tokens, experts=np.array([visit.experts]))  # fmt: skip
-        missed = [key for key in keys if key not in self.resident]
-        outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
-        assert self.policy.on_requests(keys, visit.wanted, outcomes, gate) is None
+        asked = list(zip(self.requests[tick], visit.wanted, strict=True))
+        first, last = asked[: visit.first_wave], asked[visit.first_wave :]
+        missed = self._ask(first, visit, gate)
+        if last:
+            check()
+            missed += self._ask(last, visit, gate)
+        keys = self.requests[tick]
+        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
         for _ in range(visit.evictions):
             victim = next(
                 (key for pool in self.pools for key in self.policy.victims(pool, keys[0], self.blocked)), None
@@ -118,6 +126,15 @@ class Life:
                 self._insert(key, Cause.PREFETCH)
         if visit.new_sequence:
             self.policy.on_sequence(tick, False)
+
+    def _ask(self, asked: Sequence[tuple[int, int]], visit: Visit, gate: Any) -> list[int]:
+        """Pin the needs of a wave and tell of them; those that are absent."""
+        keys, wanted = [key for key, _ in asked], [precision for _, precision in asked]
+        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
+        missed = [key for key in keys if key not in self.resident]
+        outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
+        assert self.policy.on_requests(keys, wanted, outcomes, gate) is None
+        return missed
 
     def check(self) -> None:
         for pool in self.pools:
@@ -138,14 +155,14 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
     life, twin = Life(make_policy(), history), Life(make_policy(), history)
     life.check()
     for tick, visit in enumerate(history):
-        life.live(tick, visit)
+        life.live(tick, visit, life.check)
         twin.live(tick, visit)
         life.check()
         # The twin was never asked but for its evictions: the same history, the same order.
         for pool in life.pools:
             assert twin.victims(pool) == life.victims(pool), "the same history, the same order"
-    for key, cause in product((0, 8), (Cause.DEMAND, Cause.PREFETCH)):
-        admitted = unchanged(life.policy, partial(life.policy.admit, key, cause))
+    for key, victims in product((0, 8), ((), (1,), (1, 2))):
+        admitted = unchanged(life.policy, partial(life.policy.admit, key, victims))
         assert admitted is True or not life.policy.admits_all, "it is said to admit all"
 
 
@@ -244,7 +261,7 @@ class Fragile(LRU):
 class Choosy(LRU):
     """Says that it admits all, and does not."""
 
-    def admit(self, key, cause):
+    def admit(self, key, victims):
         return key > 0
 
 

@@ -67,8 +67,10 @@ class WatchedCache:
         self.offered += len(order)
         return iter(order)
 
-    def admit(self, key: int, cause: Cause) -> bool:
-        answer = self._unchanged(lambda: self._admit(key, cause))
+    def admit(self, key: int, victims: Sequence[int]) -> bool:
+        assert key not in self.told, "what is there does not come in again"
+        assert {*victims} <= self.told, "what would have to go is there"
+        answer = self._unchanged(lambda: self._admit(key, victims))
         assert answer in (True, False)
         assert answer or not self.policy.admits_all
         return bool(answer)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sim.policies.caches import Belady, CostAwareBelady
-from sim.types import Cause, Geometry
+from sim.types import Geometry
 from unit.sim.asking import ONE_SITE, ask, begin, gate, order
 
 
@@ -57,38 +57,19 @@ def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
     return begin(policy, *keys, geometry=Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), slots))
 
 
-def test_who_comes_again_before_another_enters_who_comes_later_does_not() -> None:
-    """After the first gate 0 comes again at 1, 4 at 2, 1 at 3, 5 never: 4 is worth more than 1, 5 is not."""
-    schedule = [[4, 5], [0], [4], [1]]
-    for key, admitted in ((4, True), (5, False)):
-        policy = bypassing(2, schedule, 0, 1)
-        ask(policy, 4, 5, missed=[4, 5], at=gate(tick=0))
-        assert policy.admit(key, Cause.DEMAND) is admitted
-
-
-def test_while_there_is_room_everybody_enters() -> None:
-    policy = bypassing(3, [[5], [0], [1]], 0, 1)
-    ask(policy, 5, missed=[5], at=gate(tick=0))
-    assert policy.admit(5, Cause.DEMAND)
-    policy.on_insert(2, Cause.PREFETCH)
-    assert not policy.admit(5, Cause.DEMAND), "full now, and 2 never comes again either, but has the smaller key"
-    policy.on_evict(2)
-    assert policy.admit(5, Cause.DEMAND)
-
-
-def test_what_the_same_gate_asked_for_makes_no_room() -> None:
-    """1 never comes again, but is pinned; 0 comes before 4 does."""
-    policy = bypassing(2, [[1, 4], [0], [4]], 0, 1)
-    ask(policy, 1, 4, missed=[4], at=gate(tick=0))
-    assert not policy.admit(4, Cause.DEMAND)
-    ask(policy, 0, at=gate(tick=1))
-    assert policy.admit(4, Cause.DEMAND)
+def test_who_comes_again_before_all_that_would_have_to_go_enters() -> None:
+    """After the first gate 0 comes again at 1, 4 at 2, 1 at 3, 5 and 2 never."""
+    policy = bypassing(3, [[4, 5], [0], [4], [1]], 0, 1, 2)
+    ask(policy, 4, 5, missed=[4, 5], at=gate(tick=0))
+    admitted = {(4, 1): True, (4, 0): False, (4, 1, 2): True, (4, 0, 1): False, (5, 1): False, (5,): True}
+    assert {case: policy.admit(case[0], case[1:]) for case in admitted} == admitted
+    assert not policy.admit(5, (2,)), "2 never comes again either, but has the smaller key"
 
 
 def test_without_bypass_everybody_enters() -> None:
-    policy = begin(foreseen([[5], [0], [1]], 0, 1))
+    policy = foreseen([[5], [0], [1]], 0, 1)
     assert policy.admits_all
-    assert policy.admit(5, Cause.DEMAND)
+    assert policy.admit(5, (0,))
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
@@ -117,6 +98,15 @@ def test_a_load_that_costs_more_for_its_bytes_is_kept_longer() -> None:
 
 def test_before_the_first_gate_the_first_request_is_one_away() -> None:
     assert order(costly(0, [[0], [1]], 0, 1, 3), geometry=TWO_SIZES) == [3, 1, 0]
+
+
+def test_needs_that_wait_for_a_later_wave_are_the_next_to_come() -> None:
+    """One gate asks for 1, 0, 3 and 4. The first wave is 1, which comes again; 0, 3 and 4 come before, in turn."""
+    policy = costly(0, [[1, 0, 3, 4], [1]], 0, 1, 3, 4)
+    ask(policy, 1, at=gate(0, tick=0))
+    assert order(policy, geometry=TWO_SIZES) == [1, 4, 3, 0]
+    ask(policy, 0, 3, at=gate(0, tick=0))
+    assert order(policy, geometry=TWO_SIZES) == [3, 0, 1, 4]
 
 
 @pytest.mark.parametrize("overhead", [-1, 0.5, True])

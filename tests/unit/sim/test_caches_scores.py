@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sim.policies.caches import (
     VisitCount,
     WeightedScore,
 )
+from sim.policies.precisions import ScoreThreshold
 from sim.policies.profile import Profile
 from sim.types import Cause, Geometry
 from unit.sim.asking import FOUR_SITES, ONE_SITE, ask, begin, gate, order
@@ -146,6 +148,17 @@ def test_a_weight_that_is_no_number_from_0_on_is_refused(weight: float) -> None:
         WeightedScore(dict.fromkeys(WeightedScore.TERMS, 1.0) | {"lhu": weight})
 
 
+def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
+    """0 to 3 are there at fp16. The selector wants 0 high and 1 low, and would skip 2 and 3 but for their copies."""
+    selector = ScoreThreshold("fp16", "int4", 0.6, 0.9)
+    choice = SimpleNamespace(site=0, needs=[0, 1, 2, 3], scores=[0.0, 0.7, 0.95, 1.0])
+    wanted = selector.select(choice, SimpleNamespace(has=lambda precision, site, expert: precision == 0))
+    lhu = WeightedScore(dict.fromkeys(WeightedScore.TERMS, 0.0) | {"lhu": 1.0}, "global", (), "empty")
+    policy = begin(lhu, 3, 2, 1, 0)
+    ask(policy, 0, 1, 2, 3, at=gate(e0=1, e1=1, e2=1, e3=1), wanted=wanted)
+    assert order(policy) == [1, 2, 3, 0]
+
+
 # ---- LFU that decays, least stale ------------------------------------------------------------------------------------
 
 
@@ -224,7 +237,7 @@ def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None
     policy.profile(Profile(np.array([[1, 5, 2, 5, 0, 9]]), np.zeros((1, 1, 2), int)))
     plan = policy.pools(Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 3))
     assert plan.initial == (5, 1, 3)
-    assert [key for key in range(6) if policy.admit(key, Cause.DEMAND)] == [1, 3, 5]
+    assert [key for key in range(6) if policy.admit(key, ())] == [1, 3, 5]
 
 
 def test_a_given_list_needs_no_profile_and_its_end_goes_before_its_beginning() -> None:

@@ -34,14 +34,14 @@ def test_a_threshold_belongs_to_the_better_side() -> None:
     ("held", "answer"),
     [
         ((), SKIP),
-        (((0, 2, 0),), 0),
+        (((0, 2, 0),), 1),
         (((1, 2, 0),), 1),
-        (((0, 2, 0), (1, 2, 0)), 0),
+        (((0, 2, 0), (1, 2, 0)), 1),
         (((0, 2, 1),), SKIP),
         (((0, 1, 0),), SKIP),
     ],
 )
-def test_an_expert_to_be_skipped_is_used_if_it_is_there_at_the_highest_precision_there_is(
+def test_an_expert_to_be_skipped_is_wanted_at_the_low_precision_if_any_copy_is_there(
     held: tuple[tuple[int, int, int], ...], answer: int
 ) -> None:
     """The last two: another expert, and another site."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sim.execute import execute
 from sim.policies.caches import LRU
 from sim.ram import RamTier
 from sim.slots import ABSENT, IN_FLIGHT, RESIDENT
+from sim.trials import prepared
 from sim.types import CapacityError, Cause, Geometry, Outcome, Route
 
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
@@ -51,6 +54,26 @@ def test_it_has_its_own_bytes_and_its_own_contents() -> None:
     assert ram.capacity_bytes == (12,)
     assert [key for key, state in enumerate(ram.state) if state == RESIDENT] == [0, 1, 2]
     assert ram.link == 1
+
+
+@pytest.mark.parametrize(
+    ("ram_bytes", "there"),
+    [
+        (30, [*range(3), *range(4, 7), *range(8, 11), *range(12, 15)]),
+        (99, [*range(3), *range(4, 7), *range(8, 11), *range(12, 15)]),
+        (29, [*range(3), *range(4, 7), *range(8, 11), *range(12, 14)]),
+        (25, [*range(3), *range(4, 7), 8]),
+        (23, [*range(3), *range(4, 6), 8, 9, 10]),
+        (4, [0]),
+    ],
+)
+def test_it_begins_with_the_highest_precision_and_then_with_the_lower_copies_for_which_there_is_room(
+    ram_bytes: int, there: list[int]
+) -> None:
+    """Six experts of 4 B and their low copies of 1 B, which are 8 9 10 and 12 13 14: storage holds 30 B."""
+    both = replace(GEOMETRY, precisions=("fp16", "int4"), bits=(16.0, 4.0), variant_bytes=(4, 1))
+    ram = RamTier(both, LRU(), Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes))
+    assert [key for key, state in enumerate(ram.state) if state == RESIDENT] == there
 
 
 def test_it_must_hold_one_expert_whatever_a_token_needs() -> None:
@@ -127,3 +150,13 @@ def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_agai
     assert (ram.state[5], ram.free_bytes, ram.pinned[5], ram.pinned[6]) == (ABSENT, [4], 0, 0)
     assert policy.log[1:] == [("out", 0), ("out", 5), ("out", 6)]
     assert list(policy.victims(0, 4, ram.blocked)) == [1]
+
+
+@pytest.mark.parametrize("system", ["hobbit", "fate"])
+def test_with_room_for_all_that_storage_holds_nothing_waits_for_storage(system: str) -> None:
+    """Two precisions are in play: of both all copies are in RAM, as where there is no storage below it."""
+    words = [f"system={system}", "trace.max_sequences=1", "outputs=summary"]
+    plain = execute(prepared([*words, "hardware=rtx4090_pcie4"])).summary
+    over = execute(prepared([*words, "hardware=rtx4090_nvme", "hardware.ram.capacity_gib=400"])).summary
+    assert over["ram"]["hits"] == over["ram"]["lookups"] > 0
+    assert over["makespan_s"] == plain["makespan_s"]
