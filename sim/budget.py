@@ -11,7 +11,7 @@ from typing import Any
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.types import Geometry
-from sim.units import gib, require_number
+from sim.units import gib, require_number, require_range
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Budget:
                 raise ValueError(
                     f"budget.slots_gib={given_gib} must be above 0: GiB for expert slots; null: a resident_share"
                 )
+            require_range("budget.slots_gib", given_gib, 0, 1e6, "GiB")
 
     def capacity_bytes(self, all_bytes: int) -> int:
         """Of experts whose slots take ``all_bytes`` together."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from omegaconf import DictConfig
 
-from sim.batching import given_arrivals
+from sim.batching import NO_ARRIVALS, given_arrivals, is_timed
 from sim.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.controller import Controller
 from sim.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
@@ -84,6 +85,15 @@ class WorkloadChoice:
     arrival_seed: int = 0
     source: str = ""
 
+    def __post_init__(self) -> None:
+        # Read and checked before the trace is.
+        _ = self.arrivals_ns
+
+    @cached_property
+    def arrivals_ns(self) -> tuple[int, ...] | None:
+        """The arrivals that ``arrivals_s`` gives, in ns; None where it gives none."""
+        return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
+
     @property
     def lengths(self) -> Lengths:
         return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)
@@ -142,8 +152,8 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
     """
     if workload.is_timed:
         raise ValueError(
-            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; set "
-            "workload.arrivals_per_s=null, or loader.prefetch_budget to a number"
+            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; "
+            f"{NO_ARRIVALS}, or loader.prefetch_budget to a number"
         )
     decode = [step for step in workload.steps if step.decode] or workload.steps
     dense_ns = [durations.dense_ns(step)[site] for step in decode for site in step.sites]
@@ -167,7 +177,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
         "split": choice.split, "batching": steps.batching, "together": steps.together,
         "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
         "arrival_seed": steps.arrival_seed,
-        "arrivals": None if steps.arrivals_s is None else given_arrivals(steps.arrivals_s),
+        "arrivals": steps.arrivals_ns,
         "lookahead": part["predictor"].lookahead_sites,
         "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
         "lengths": steps.lengths,
@@ -176,7 +186,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
     def make() -> Workload:
         return Workload(trace, **options)
 
-    if steps.arrivals_per_s is not None or steps.arrivals_s is not None:
+    if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()
     # The workload holds its trace, so that no other can have its identity meanwhile.
     return shared.get(("workload", id(trace), *options.values()), make)

@@ -56,8 +56,7 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
     parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
     seed = int(a.summary["seed"])
     ratios = {}
-    timed = a.config["workload"]["arrivals_per_s"] is not None
-    if timed:
+    if a.summary["contracts"]["arrivals"] is not None:
         ratios["latency"] = paired(_latency(a), _latency(b), seed)
     ratios["all steps"] = paired(whole_time(a), whole_time(b), seed)
     for name, of in (("prefill", prefill_time), ("decode", lambda one: decode_time_and_tokens(one)[0])):

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sim.batching import NO_ARRIVALS
 from sim.policies.caches import Foreseeing
 from sim.policies.precisions import PerExpert
 from sim.trace import Trace
@@ -170,8 +171,6 @@ def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:
                 "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
             )
         if workload.is_timed:
-            raise ValueError(
-                "cache=belady knows the future only where steps do not depend on time; set workload.arrivals_per_s=null"
-            )
+            raise ValueError(f"cache=belady knows the future only where steps do not depend on time; {NO_ARRIVALS}")
     if isinstance(part["ram_cache"], Foreseeing):
         raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
