@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from real.driver import Driver
 from real.execute import Result, lateness, measure, replay_driver
-from real.interrupts import Terminated, code_of, terminate
+from sim.interrupts import Terminated, code_of, terminate
 from real.prepare import Prepared, Request, prepare_replay, read_request
 from sim.bounds import MAX, RELAXATION
 from sim.command import CONF, changed, forget, system_name

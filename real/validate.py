@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from real.execute import ran_on
-from real.interrupts import Terminated, code_of, terminate
+from sim.interrupts import Terminated, code_of, terminate
 from real.machine import processor
 from real.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated

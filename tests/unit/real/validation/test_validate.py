@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import real.validation.cases as cases
-from real.interrupts import Terminated
+from sim.interrupts import Terminated
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
