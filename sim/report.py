@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.outputs import check_writable
+from sim.outputs import own_folder
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, read_runs
 
@@ -129,8 +129,8 @@ def main(words: Sequence[str]) -> int:
         if not directories:
             raise ValueError("which runs? python -m sim.report RUN... (folders that python -m sim wrote)")
         runs = read_runs(directories)
-        check_writable(output_dir)
-        place = make_report(runs, output_dir)
+        with own_folder(output_dir):
+            place = make_report(runs, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

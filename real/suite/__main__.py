@@ -26,6 +26,7 @@ from real.suite.bundle import CARRIED, bundle
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
+from sim.outputs import locked
 from sim.sections import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
@@ -88,12 +89,12 @@ def suite(asked: Asked) -> int:
     if lacking := missing(asked.device):
         raise ValueError(advice(lacking))
     folder = asked.output or folder_of(asked.device)
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"results: {folder}", flush=True)
-    conductor = Suite(
-        folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
-    )
-    is_whole = conductor.run(asked.pieces, asked.again)
+    with locked(folder):
+        print(f"results: {folder}", flush=True)
+        conductor = Suite(
+            folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
+        )
+        is_whole = conductor.run(asked.pieces, asked.again)
     page = folder / "report.md"
     print(page.read_text(encoding="utf-8") if page.is_file() else f"no report; see {folder}/report.log")
     return 0 if is_whole else 1
