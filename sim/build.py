@@ -28,6 +28,7 @@ from sim.policies.placements import CpuByCost
 from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
+from sim.recorded_bytes import recorded_bytes
 from sim.refusals import PARTS, check_parts, check_recorded, checked_settings
 from sim.run import Run
 from sim.sections import make_object
@@ -122,7 +123,9 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
     held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held)
+    recorded = None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
+    sizes = recorded.sizes() if recorded else {}
+    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes)
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
@@ -139,11 +142,12 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     try:
         controller = make_controller(geometry, part)
     except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_budget(config, model, selector.precisions, workload)}") from error
+        smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
+        raise CapacityError(f"{error}{smallest}") from error
     ledger = check_run_memory(model, hardware, workload.limits, controller)
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
-               fitted_on)  # fmt: skip
+               fitted_on, recorded)  # fmt: skip
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
@@ -233,15 +237,16 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     )  # fmt: skip
 
 
-def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
+def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload,
+                     sizes: Mapping[str, Sequence[int]]) -> str:  # fmt: skip
     """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
     held = held_bits(_part(config, "precision"), _part(config, "hardware"))
-    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held))
+    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes))
 
     def works(share: float) -> bool:
         try:
             part = {name: _part(config, name) for name in PARTS}
-            geometry = make_geometry(model, precisions, Budget(share), held_bits=held)
+            geometry = make_geometry(model, precisions, Budget(share), held_bits=held, recorded=sizes)
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:

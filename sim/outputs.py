@@ -171,6 +171,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(table)
     for finding in summary["trace"]["findings"] or ():
         console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
+    if (sizes := summary["trace"]["expert_bytes"]) and sizes["note"]:
+        console.print(f"NOTE: {sizes['note']}", soft_wrap=True, markup=False)
     console.print(answer(summary), soft_wrap=True, markup=False)
 
 

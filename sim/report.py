@@ -94,6 +94,8 @@ def _labels(runs: Sequence[ReportedRun]) -> str:
     told |= {f"SYNTHETIC gates: {run.summary['trace']['name']}" for run in runs
              if run.summary["trace"]["source"] == "synthetic"}  # fmt: skip
     told |= {f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()}
+    told |= {f"{run.label}: {sizes['note']}" for run in runs
+             if (sizes := run.summary["trace"].get("expert_bytes")) and sizes["note"]}  # fmt: skip
     return "".join(f"<p class='warning'>{html.escape(text)}</p>" for text in sorted(told))
 
 

@@ -9,6 +9,7 @@ from sim.controller import Controller
 from sim.costs import Ledger, Roofline
 from sim.hardware import Hardware
 from sim.model import Model
+from sim.recorded_bytes import RecordedBytes
 from sim.trace import Trace
 from sim.workload import Workload
 
@@ -30,3 +31,5 @@ class Run:
     config: dict[str, Any]
     fitted_on: int = 0
     """How many of the run's sequences the predictor was fitted on."""
+    recorded_bytes: RecordedBytes | None = None
+    """What the trace tells of its experts' bytes, if anything."""
