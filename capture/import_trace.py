@@ -16,7 +16,7 @@ of ``FORMATS``:
 ``sglang``, ``ktransformers``
     A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the GPU in KTransformers.
 ``moe_cache_eval``
-    The event directories of moe-cache-eval.
+    The event directories of moe-cache-eval, as tensors or as ``events.csv``.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
