@@ -16,7 +16,7 @@ of ``FORMATS``:
 ``sglang``, ``ktransformers``
     A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the GPU in KTransformers.
 ``moe_cache_eval``
-    The event directories of moe-cache-eval.
+    The event directories of moe-cache-eval, as tensors or as ``events.csv``.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
@@ -72,8 +72,8 @@ FORMATS: Mapping[str, Format] = {
     "npz": Format(npz.KEYS, npz.read, npz.check),
     "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
     "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
-    "sglang": Format(sglang.KEYS, sglang.read),
-    "ktransformers": Format(ktransformers.KEYS, ktransformers.read),
+    "sglang": Format(sglang.KEYS, sglang.read, sglang.check),
+    "ktransformers": Format(ktransformers.KEYS, ktransformers.read, ktransformers.check),
     "moe_cache_eval": Format(moe_cache_eval.KEYS, moe_cache_eval.read),
     "flame": Format(flame.KEYS, flame.read, flame.check),
     "csv": Format(table.KEYS, table.read_csv, table.check),

@@ -10,23 +10,22 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from real.driver import Driver
 from real.execute import Result, lateness, measure, replay_driver
-from real.interrupts import Terminated, code_of, terminate
 from real.prepare import Prepared, Request, prepare_replay, read_request
 from sim.bounds import MAX, RELAXATION
-from sim.command import CONF, changed, forget, system_name
-from sim.outputs import check_writable, print_summary, write_outputs
+from sim.command import CONF, changed, forget_made, output_folder, system_name
+from sim.interrupts import Terminated, code_of, terminate
+from sim.outputs import check_writable, forget, locked, print_summary, write_outputs
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
@@ -34,23 +33,24 @@ def main(cfg: DictConfig) -> None:
     """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128 + n for a signal."""
     started = time.perf_counter()
     signal.signal(signal.SIGTERM, terminate)
-    output_dir = Path(str(cfg.output_dir))
-    forget(Path(HydraConfig.get().runtime.output_dir))
+    output_dir = output_folder(cfg)
     console = Console(stderr=True)
-    try:
-        request = read_request(cfg, system_name(), changed())
-        check_writable(output_dir)
-        with _bar(console, "experts") as (advance, _):
-            prepared = _prepare(request, advance)
-    except (ValueError, OSError) as error:
-        forget(output_dir)
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, Terminated) as stop:
-        forget(output_dir)
-        print("interrupted before the run; nothing was written", file=sys.stderr)
-        sys.exit(code_of(stop))
-    code, told = _run(prepared, cfg, output_dir, started, console)
+    with ExitStack() as held:
+        try:
+            request = read_request(cfg, system_name(), changed())
+            held.enter_context(locked(output_dir))
+            check_writable(output_dir)
+            with _bar(console, "experts") as (advance, _):
+                prepared = _prepare(request, advance)
+        except (ValueError, OSError) as error:
+            forget_made()
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except (KeyboardInterrupt, Terminated) as stop:
+            forget_made()
+            print("interrupted before the run; nothing was written", file=sys.stderr)
+            sys.exit(code_of(stop))
+        code, told = _run(prepared, cfg, output_dir, started, console)
     if told:
         print(told, file=sys.stderr)
     sys.exit(code)

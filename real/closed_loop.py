@@ -12,7 +12,6 @@ Any other word is an override of ``python -m sim`` for all systems; ``weights``,
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from real.lossy.loops import MODES, Loops, Shift
 from real.lossy.loss import Estimate
 from real.quality import WRONG_INPUT, Request, request_of
 from sim.labels import Labels, told, write_on
-from sim.outputs import check_writable
+from sim.outputs import own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
 OUTPUT_DIR = "outputs/closed_loop"
@@ -173,17 +172,13 @@ def write(directory: Path, shifts: Sequence[Shift], assessment: Assessment, requ
 
 def main(words: Sequence[str]) -> int:
     """Exit status: 0; 1 where a lossless system shows a shift; 2 with one message on stderr for wrong input."""
-    is_made, place = False, Path()
     try:
         systems, modes, request = own_words(words)
         place = request.output_dir
-        is_made = not place.exists()
-        check_writable(place)
-        shifts, assessment = measure(systems, modes, request, Console(stderr=True))
-        write(place, shifts, assessment, request)
+        with own_folder(place):
+            shifts, assessment = measure(systems, modes, request, Console(stderr=True))
+            write(place, shifts, assessment, request)
     except WRONG_INPUT as error:
-        if is_made:
-            shutil.rmtree(place, ignore_errors=True)
         print(f"closed_loop: {str(error).strip()}", file=sys.stderr)
         return 2
     out = Console(width=WIDTH)

@@ -23,7 +23,6 @@ from real.live_channels import LiveChannels
 from real.live_workload import LivePrompt, LiveWorkload, blank_trace
 from real.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
 from real.weightless import Weightless
-from sim.batching import given_arrivals
 from sim.build import WorkloadChoice, check_run_memory, trace_directory
 from sim.policies.caches import Foreseeing
 from sim.policies.payloads import ActiveShare
@@ -135,10 +134,9 @@ def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
     choice: WorkloadChoice = make_object(run.config["workload"], "workload")
     norm = choice.lookahead_norm
     trace = blank_trace(run.trace.header, prompts, depth, norm, active_shares=shares)
-    arrivals = None if choice.arrivals_s is None else given_arrivals(choice.arrivals_s)
     return Workload(
         trace, split="all", batching=choice.batching, together=choice.together, arrivals_per_s=choice.arrivals_per_s,
-        arrival_seed=choice.arrival_seed, arrivals=arrivals, lookahead=depth, norm=norm,
+        arrival_seed=choice.arrival_seed, arrivals=choice.arrivals_ns, lookahead=depth, norm=norm,
     )  # fmt: skip
 
 

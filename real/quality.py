@@ -14,7 +14,6 @@ many documents as ``limit`` says; ``task_dir``: a folder with tasks of one's own
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from real.lossy.harness import Tasks, harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
 from sim.labels import labels_in, told
-from sim.outputs import check_writable
+from sim.outputs import own_folder
 from sim.trace import TraceError
 
 OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks",
@@ -200,22 +199,17 @@ def sentence(loops: Sequence[Loop]) -> str:
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
-    is_made = False
     try:
         request = request_of(words)
         if request.tasks:
             require_harness()
-        is_made = not request.output_dir.exists()
-        check_writable(request.output_dir)
-        if request.tasks:
             Console().print_json(data=harness_scores(request.overrides, request.weights, request.scheme,
                                                      request.tasks))  # fmt: skip
             return 0
-        loops, what, assessment = assess(request, console)
-        write(request.output_dir, loops, what, assessment)
+        with own_folder(request.output_dir):
+            loops, what, assessment = assess(request, console)
+            write(request.output_dir, loops, what, assessment)
     except WRONG_INPUT as error:
-        if is_made:
-            shutil.rmtree(request.output_dir, ignore_errors=True)
         print(f"quality: {str(error).strip()}", file=sys.stderr)
         return 2
     out = Console()

@@ -10,7 +10,6 @@ and ``threads`` as in ``python -m real.quality``; other words are overrides of e
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from real.lossy.loss import Estimate, divergence_difference
 from real.quality import WRONG_INPUT, Request, request_of, told_of_quality
 from sim.labels import Labels, labels_in, write_on
 from sim.latency import decode_time_and_tokens
-from sim.outputs import check_writable
+from sim.outputs import own_folder
 from sim.paired import Paired, paired
 from sim.pareto import front
 from sim.study.dataset import read_cells
@@ -260,7 +259,6 @@ def write(directory: Path, points: Sequence[FrontPoint], assessment: Assessment,
 
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
-    is_made, place = False, Path()
     try:
         if not words or "=" in words[0]:
             raise ValueError("name a study's folder first: python -m real.quality_front outputs/studies/hobbit_front")
@@ -272,13 +270,10 @@ def main(words: Sequence[str]) -> int:
                 "one loop, open or closed, on the study's own sequences; leave out loop=both, prompts, tasks"
             )
         place = request.output_dir
-        is_made = not place.exists()
-        check_writable(place)
-        points, assessment = measure(Path(words[0]), request, Console(stderr=True))
-        write(place, points, assessment, request)
+        with own_folder(place):
+            points, assessment = measure(Path(words[0]), request, Console(stderr=True))
+            write(place, points, assessment, request)
     except WRONG_INPUT as error:
-        if is_made:
-            shutil.rmtree(place, ignore_errors=True)
         print(f"quality_front: {str(error).strip()}", file=sys.stderr)
         return 2
     out = Console(width=WIDTH)

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.progress import track
 
 from real.execute import ran_on
-from real.interrupts import Terminated, code_of, terminate
 from real.machine import processor
 from real.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
 from real.validation.closed import as_lines, as_rows, read_modes, shifts_of
 from real.validation.report import write_report, write_timelines
-from sim.outputs import check_writable
+from sim.interrupts import Terminated, code_of, terminate
+from sim.outputs import own_folder
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
 TIMELINE_STEPS = 32
@@ -167,8 +167,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(stderr=True)
     try:
         asked = parse(arguments)
-        check_writable(asked.output_dir)
-        found = validate(asked, console)
+        with own_folder(asked.output_dir):
+            found = validate(asked, console)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -19,9 +19,9 @@ from rich.console import Console
 from sim import catalogue
 from sim.bounds import MAX, RELAXATION
 from sim.build import build
-from sim.command import CONF, changed, forget, system_name
+from sim.command import CONF, changed, forget_made, output_folder, system_name
 from sim.execute import execute
-from sim.outputs import check_writable, print_summary, write_outputs
+from sim.outputs import own_folder, print_summary, write_outputs
 
 REFUSED: list[str] = []
 """Runs of a multirun that could not be."""
@@ -41,23 +41,19 @@ def main(cfg: DictConfig) -> None:
 
     In a hydra multirun such a run is left out, the others go on, and the exit code is 3.
     """
-    output_dir = Path(str(cfg.output_dir))
-    forget(Path(HydraConfig.get().runtime.output_dir))
-    was_there = output_dir.exists()
+    output_dir = output_folder(cfg)
     try:
         _run(cfg, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        if not was_there:
-            forget(output_dir)
+        forget_made()
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             sys.exit(2)
         if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
             raise  # in a process of its own: hydra tells, and fails, when all are through
         REFUSED.append(f"{HydraConfig.get().job.override_dirname}: {error}")
     except (KeyboardInterrupt, Interrupted) as interruption:
-        if not was_there:
-            forget(output_dir)
+        forget_made()
         print("interrupted; nothing was written", file=sys.stderr)
         sys.exit(128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT))
 
@@ -65,13 +61,13 @@ def main(cfg: DictConfig) -> None:
 def _run(cfg: DictConfig, output_dir: Path) -> None:
     started = time.perf_counter()
     run = build(cfg, system_name(), changed=changed())
-    check_writable(output_dir)
-    full = cfg.outputs == "all"
-    result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
-    wall_s = time.perf_counter() - started - result.bounds_wall_s
-    summary = {**result.summary, "wall_s": round(wall_s, 3)}
-    write_outputs(output_dir, summary, run.config, result.frames if full else None,
-                  run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
+    with own_folder(output_dir):
+        full = cfg.outputs == "all"
+        result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
+        wall_s = time.perf_counter() - started - result.bounds_wall_s
+        summary = {**result.summary, "wall_s": round(wall_s, 3)}
+        write_outputs(output_dir, summary, run.config, result.frames if full else None,
+                      run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)

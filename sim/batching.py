@@ -17,6 +17,11 @@ from sim.units import NS_PER_S, require_number
 
 COMPOSED = ("static", "continuous")
 SLOWEST_PER_S = 1e-6
+LATEST_S = 4e6
+"""The latest arrival: 46 days. A summary's seconds tell whole ns apart up to 2^52 ns, which is 52 days."""
+NO_ARRIVALS = "set workload.arrivals_per_s=null and workload.arrivals_s=null"
+"""The way out for what does not go with arrivals."""
+FROM_FIRST = "count seconds from the first request (subtract the first time of a log)"
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,14 @@ class Batcher:
                 yield turn.take(1, True)
 
 
+def is_timed(per_s: float | None, given: object) -> bool:
+    """Whether requests arrive at times that somebody asked for (open loop), all of them at 0 included.
+
+    Otherwise the loop is closed: a request arrives when its first step can begin.
+    """
+    return per_s is not None or given is not None
+
+
 def arrival_times(
     count: int, per_s: float | None = None, seed: int = 0, given_ns: Sequence[int] | None = None
 ) -> tuple[int, ...]:
@@ -167,6 +180,7 @@ def arrival_times(
             raise ValueError(f"{len(given_ns)} arrivals are given for {count} sequences; give one for each")
         for time_ns in given_ns:
             require_number("arrivals_ns", time_ns, whole=True)
+            _check_latest(f"arrivals_ns={time_ns}", time_ns / NS_PER_S, FROM_FIRST)
         return tuple(given_ns[:count])
     if per_s is None:
         return (0,) * count
@@ -181,27 +195,46 @@ def arrival_times(
     for _ in range(count):
         time_s -= math.log(1.0 - draw.random()) / per_s
         times.append(round(time_s * NS_PER_S))
+    _check_latest(f"workload.arrivals_per_s={per_s} for {count} sequences", time_s,
+                  "raise it, or run fewer with trace.max_sequences")  # fmt: skip
     return tuple(times)
+
+
+def _check_latest(what: str, time_s: float, way: str) -> None:
+    """Raise ValueError, with the ``way`` out, for a time past ``LATEST_S``."""
+    if time_s > LATEST_S:
+        raise ValueError(f"{what}: a request would arrive after {time_s:g} s, the latest is {LATEST_S:,.0f} s; {way}")
 
 
 def given_arrivals(given: Sequence[float] | str) -> tuple[int, ...]:
     """Arrivals in ns from seconds: a list, or the path of a text file with one a line (``#`` begins a comment).
 
-    Raise ValueError for a time that is none, OSError for a file that cannot be read.
+    Raise ValueError for a time that is none or too late, OSError for a file that cannot be read.
     """
-    if not isinstance(given, str):
-        for time_s in given:
-            require_number("workload.arrivals_s", time_s)
-        return tuple(round(time_s * NS_PER_S) for time_s in given)
-    times = []
-    for number, line in enumerate(Path(given).read_text(encoding="utf-8").splitlines(), start=1):
+    return tuple([round(time_s * NS_PER_S) for time_s in _times_of(given)])
+
+
+def _times_of(given: Sequence[float] | str) -> Iterable[float]:
+    named: Iterable[tuple[str, float]]
+    if isinstance(given, str):
+        named = _lines_of(Path(given))
+    elif isinstance(given, list | tuple):
+        named = ((f"workload.arrivals_s[{index}]", time_s) for index, time_s in enumerate(given))
+    else:
+        raise ValueError(f"workload.arrivals_s={given!r} must be a list of seconds, or a text file with one a line")
+    for name, time_s in named:
+        require_number(name, time_s)
+        _check_latest(f"{name}={time_s!r}", time_s, FROM_FIRST)
+        yield time_s
+
+
+def _lines_of(file: Path) -> Iterable[tuple[str, float]]:
+    """The times in a file, each with a name that says where it stands."""
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         try:
-            time_s = float(text)
+            yield f"{file}, line {number}: time", float(text)
         except ValueError:
-            raise ValueError(f"{given}, line {number}: {text[:40]!r} is no time in seconds") from None
-        require_number(f"{given}, line {number}: time", time_s)
-        times.append(round(time_s * NS_PER_S))
-    return tuple(times)
+            raise ValueError(f"{file}, line {number}: {text[:40]!r} is no time in seconds") from None

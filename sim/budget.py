@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 from sim.hardware import Hardware
 from sim.model import PRECISION_BITS, Model
 from sim.types import Geometry
-from sim.units import gib, part_of, require_number
+from sim.units import gib, part_of, require_number, require_range
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Budget:
                 raise ValueError(
                     f"budget.slots_gib={given_gib} must be above 0: GiB for expert slots; null: a resident_share"
                 )
+            require_range("budget.slots_gib", given_gib, 0, 1e6, "GiB")
 
     def capacity_bytes(self, all_bytes: int) -> int:
         """Of experts whose slots take ``all_bytes`` together."""
@@ -52,29 +54,41 @@ class Budget:
 
 def make_geometry(model: Model, precisions: tuple[str, ...], budget: Budget,
                   missing: frozenset[tuple[int, int, int]] = frozenset(),
-                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0) -> Geometry:  # fmt: skip
+                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0,
+                  recorded: Mapping[str, Sequence[int]] = MappingProxyType({})) -> Geometry:  # fmt: skip
     """The experts of a run.
 
     ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: what an expert takes at each
     precision where it is really stored, in place of the model's nominal sizes; what is stored is then held.
-    ``held_bits``: the least bits a weight that slots hold.
+    ``held_bits``: the least bits a weight that slots hold. ``recorded``: by precision, bytes of an expert by site, in
+    place of the nominal ones, too.
     """
-    sizes = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
+    nominal = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
+    by_site = [(size,) * model.sites for size in nominal]
+    if not stored_bytes:
+        by_site = [tuple(recorded.get(name, sizes)) for name, sizes in zip(precisions, by_site, strict=True)]
+    sizes = tuple(map(max, by_site))
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
     held: tuple[int, ...] = ()
     if not stored_bytes and held_bits > min(bits):
-        held = tuple(ceil(size * max(1.0, held_bits / of)) for size, of in zip(sizes, bits, strict=True))
-    capacity = budget.capacity_bytes(model.sites * model.stored_experts * (held or sizes)[0])
+        # What is written out has as many bits for each weight, however it was stored.
+        written = [ceil(size * max(1.0, held_bits / of)) for size, of in zip(nominal, bits, strict=True)]
+        held = tuple(map(max, written, sizes))
+    everything = sum(by_site[0]) if not held else model.sites * held[0]
+    capacity = budget.capacity_bytes(model.stored_experts * everything)
     units = model.experts + 1
     null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
     keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
-    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity, missing=keys,
-                    null_experts=model.null_experts, held_bytes=held)  # fmt: skip
+    differ = any(len(set(of)) > 1 for of in by_site)
+    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity,
+                    tuple(by_site) if differ else None, missing=keys, null_experts=model.null_experts,
+                    held_bytes=held)  # fmt: skip
 
 
 def all_slot_bytes(geometry: Geometry) -> int:
     """What slots for every stored expert at the highest precision take."""
-    return geometry.sites * (geometry.experts - geometry.null_experts) * geometry.slot_sizes[0]
+    by_site = geometry.slot_bytes[: geometry.plane : geometry.units]
+    return (geometry.experts - geometry.null_experts) * sum(by_site)
 
 
 def held_bits(selector: Any, hardware: Hardware) -> float:

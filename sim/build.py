@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from sim.batching import given_arrivals
+from sim.batching import NO_ARRIVALS, given_arrivals, is_timed
 from sim.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.controller import Controller
 from sim.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
@@ -28,6 +28,7 @@ from sim.policies.placements import CpuByCost
 from sim.policies.precisions import PerExpert
 from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
+from sim.recorded_bytes import recorded_bytes
 from sim.refusals import PARTS, check_parts, check_recorded, checked_settings
 from sim.run import Run
 from sim.sections import make_object
@@ -85,6 +86,15 @@ class WorkloadChoice:
     arrival_seed: int = 0
     source: str = ""
 
+    def __post_init__(self) -> None:
+        # Read and checked before the trace is.
+        _ = self.arrivals_ns
+
+    @cached_property
+    def arrivals_ns(self) -> tuple[int, ...] | None:
+        """The arrivals that ``arrivals_s`` gives, in ns; None where it gives none."""
+        return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
+
     @property
     def lengths(self) -> Lengths:
         return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)
@@ -113,7 +123,9 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
     held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held)
+    recorded = None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
+    sizes = recorded.sizes() if recorded else {}
+    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes)
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
@@ -130,11 +142,12 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     try:
         controller = make_controller(geometry, part)
     except CapacityError as error:
-        raise CapacityError(f"{error}{_smallest_budget(config, model, selector.precisions, workload)}") from error
+        smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
+        raise CapacityError(f"{error}{smallest}") from error
     ledger = check_run_memory(model, hardware, workload.limits, controller)
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
-               fitted_on, tuple(changed))  # fmt: skip
+               fitted_on, tuple(changed), recorded)  # fmt: skip
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
@@ -143,8 +156,8 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
     """
     if workload.is_timed:
         raise ValueError(
-            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; set "
-            "workload.arrivals_per_s=null, or loader.prefetch_budget to a number"
+            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; "
+            f"{NO_ARRIVALS}, or loader.prefetch_budget to a number"
         )
     decode = [step for step in workload.steps if step.decode] or workload.steps
     dense_ns = [durations.dense_ns(step)[site] for step in decode for site in step.sites]
@@ -168,7 +181,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
         "split": choice.split, "batching": steps.batching, "together": steps.together,
         "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
         "arrival_seed": steps.arrival_seed,
-        "arrivals": None if steps.arrivals_s is None else given_arrivals(steps.arrivals_s),
+        "arrivals": steps.arrivals_ns,
         "lookahead": part["predictor"].lookahead_sites,
         "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
         "lengths": steps.lengths,
@@ -177,7 +190,7 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
     def make() -> Workload:
         return Workload(trace, **options)
 
-    if steps.arrivals_per_s is not None or steps.arrivals_s is not None:
+    if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()
     # The workload holds its trace, so that no other can have its identity meanwhile.
     return shared.get(("workload", id(trace), *options.values()), make)
@@ -224,15 +237,16 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     )  # fmt: skip
 
 
-def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload) -> str:
+def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload,
+                     sizes: Mapping[str, Sequence[int]]) -> str:  # fmt: skip
     """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
     held = held_bits(_part(config, "precision"), _part(config, "hardware"))
-    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held))
+    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes))
 
     def works(share: float) -> bool:
         try:
             part = {name: _part(config, name) for name in PARTS}
-            geometry = make_geometry(model, precisions, Budget(share), held_bits=held)
+            geometry = make_geometry(model, precisions, Budget(share), held_bits=held, recorded=sizes)
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:

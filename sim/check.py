@@ -6,7 +6,8 @@ LOG is a trace with a residency log (``python -m capture.import_trace format=big
 cache may hold. ``policy`` is a file of ``conf/cache``; options are the policy's own (``recency``, ``initial``,
 ``scope``, ..) and the loader's ``retention`` and ``replay_unit``. What is not given is tried, as far as `TRIED` has
 values for it. The answer is which contract explains every flag; of the others, how many flags they explain, and the
-first lookup that they do not, with what the replay's cache did instead. Where none explains every flag, the single
+first lookup that they do not, with what the replay's cache did instead; and of the log and each replay how many
+lookups hit. Where none explains every flag, the single
 faults of the engine or of the log are told that make the best one do so (`sim.fault_search`).
 
 Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is wrong.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
@@ -28,7 +30,8 @@ from sim.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, d
 from sim.cache_walk import CacheWalk
 from sim.fault_search import FaultSearch
 from sim.fault_words import layer_name, name, step_of, tell_faults, where
-from sim.residency_log import read_log
+from sim.residency_log import ResidencyLog, read_log
+from sim.trace import DECODE
 from sim.units import part_of
 
 TRIED: Mapping[str, Sequence[str]] = {
@@ -191,12 +194,14 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
     """What the contracts explain, best first, and what is wrong if the best one holds."""
     log = replayer.log
     total = len(log)
-    lines = [f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged resident"]
+    lines = [f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged resident: "
+             f"{hits_of(log, log.resident)}"]  # fmt: skip
     if log.num_prefetched:
         lines.append(f"note: {log.num_prefetched} found what the engine had prefetched; a replay prefetches nothing")
     whole = [verdict for verdict in verdicts if verdict.wrong is not None and not len(verdict.wrong)]
     for verdict in whole:
-        lines.append(f"explains all {total} flags: {verdict.contract}")
+        assert verdict.replay is not None
+        lines.append(f"explains all {total} flags: {verdict.contract}: {hits_of(log, verdict.replay.resident)}")
     if len(whole) > 1:
         lines.append("this log cannot tell these contracts apart")
     rest = [verdict for verdict in verdicts if verdict.wrong is not None and len(verdict.wrong)]
@@ -206,7 +211,8 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
         assert verdict.wrong is not None
         assert verdict.replay is not None
         right = total - len(verdict.wrong)
-        lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}")
+        hits = hits_of(log, verdict.replay.resident)
+        lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}: {hits}")
         story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
         lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
                      f"{ALONE if len(verdict.wrong) == 1 else ''}")  # fmt: skip
@@ -221,6 +227,13 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
         lines.append(f"note: {int(log.at_odds.sum())} flags are not what was read for them, the first in row {row}")
     lines += [f"not replayed: {verdict.contract}: {verdict.refusal}" for verdict in verdicts if verdict.wrong is None]
     return lines
+
+
+def hits_of(log: ResidencyLog, resident: NDArray[np.bool_]) -> str:
+    """The share of lookups that found their expert resident: of all tokens, and of decoded ones."""
+    decoded = resident[log.trace.phase[log.row] == DECODE]
+    of_decoded = f", {_percent(int(decoded.sum()), len(decoded))} of decoded tokens'" if len(decoded) else ""
+    return f"hits {_percent(int(resident.sum()), len(resident))}{of_decoded}"
 
 
 def _percent(part: int, total: int) -> str:

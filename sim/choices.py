@@ -79,7 +79,7 @@ class Choices:
         """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1 with weight 0)."""
         ids = self.trace.ids[self.row]
         weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
-        order = need_order(ids, weights)
+        order = need_order(ids, weights, self.trace.header.stands_in_order)
         return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
 
     @cached_property
@@ -171,8 +171,12 @@ class Choices:
         return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
 
 
-def need_order(ids: IntArray, weights: FloatArray) -> NDArray[np.intp]:
-    """The places of each row's choices by descending weight, then ascending id; -1 last."""
+def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -> NDArray[np.intp]:
+    """The places of each row's choices by descending weight, then ascending id (``as_it_stands``: in the order that
+    they have, which is that of their rank where nothing tells weights); -1 last.
+    """
+    if as_it_stands:
+        return np.argsort(ids < 0, axis=-1, kind="stable")
     return np.lexsort((ids, -weights, ids < 0), axis=-1)
 
 

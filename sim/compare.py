@@ -29,6 +29,8 @@ A and B are directories of runs (python -m sim ... output_dir=DIR), or systems w
 word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
 compared if they are of the same trace, model, machine, workload and budget."""
 TOKENS = {"step": pl.Int64, "sequence": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+NEEDED = ("budget", "contracts", "trace", "labels", "stall_s", "makespan_s", "seed")
+"""Of a run's summary."""
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
 
 
@@ -95,7 +97,7 @@ def read_run(directory: Path) -> Trial:
         raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
     if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not isinstance(config, dict):
         raise ValueError(f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it again")
-    if lacks := [key for key in ("budget", "trace", "labels", "stall_s", "makespan_s", "seed") if key not in summary]:
+    if lacks := [key for key in NEEDED if key not in summary]:
         raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
     if "allowed_bytes" not in summary["budget"] or "workload" not in config:
         raise ValueError(f"{directory} was written by an older version; run it again")

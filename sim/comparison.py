@@ -56,8 +56,7 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
     check_comparable(names, conditions_of(a), conditions_of(b))
     parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
     ratios = {}
-    timed = a.config["workload"]["arrivals_per_s"] is not None
-    if timed:
+    if a.summary["contracts"]["arrivals"] is not None:
         ratios["latency"] = paired(_latency(a), _latency(b))
     ratios["all steps"] = paired(whole_time(a), whole_time(b))
     for name, of in (("prefill", prefill_time), ("decode", lambda one: decode_time_and_tokens(one)[0])):

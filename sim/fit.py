@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
 
+from sim.batching import NO_ARRIVALS
 from sim.build import ROOT, TraceChoice, build, inform_caches, load_trace, make_controller
 from sim.configure import changes
 from sim.engine import simulate
@@ -117,7 +118,7 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
     if not isinstance(cache, WeightedScore):
         raise ValueError(f"{type(cache).__name__} has no weights to calibrate; choose cache=weighted_score")
     if run.workload.is_timed:
-        raise ValueError("a calibration wants the same steps at every point; set workload.arrivals_per_s=null")
+        raise ValueError(f"a calibration wants the same steps at every point; {NO_ARRIVALS}")
     task = progress.add_task("calibrating: points of the grid", total=len(points)) if progress else None
 
     def penalty(weights: Weights) -> float:

@@ -201,7 +201,8 @@ class StepGate:
         if trace.active_shares is None:
             return None
         rows = self._trace_rows()
-        order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site])
+        in_order = trace.header.stands_in_order
+        order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site], in_order)
         return np.take_along_axis(trace.active_shares[rows, self.site], order[..., None], 1)
 
     def lookahead(self, j: int) -> FloatArray | None:

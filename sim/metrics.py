@@ -112,7 +112,18 @@ def _trace(run: Run) -> dict[str, Any]:
         "gates": run.model.transplant or header.model.name,
         "split": run.workload.split,
         "findings": _findings(header, {item.sequence for item in chosen}),
+        "expert_bytes": _expert_bytes(run),
     }
+
+
+def _expert_bytes(run: Run) -> dict[str, Any] | None:
+    """What the trace tells of its experts' bytes, and whether the run takes these; None where it tells nothing."""
+    found = run.recorded_bytes
+    if found is None:
+        return None
+    note = found.told(run.controller.geometry.precisions)
+    return {"stored_as": found.stored_as, "least": min(found.by_site), "most": max(found.by_site),
+            "taken": note is None, "note": note}  # fmt: skip
 
 
 def _findings(header: Header, sequences: set[int]) -> list[str] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,69 @@ from sim.model import AS_STORED
 from sim.timeline import trace_events
 
 Summary = Mapping[str, Any]
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep ``directory``, made if it is new, from others that ask for the same, until the block or this process ends.
+
+    Where the block is ended early, a folder that was made for it is removed if it is empty. Raise OSError if another
+    process has it.
+    """
+    was_there = directory.exists()
+    while (handle := _take(directory)) is None:
+        pass
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            forget(directory)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _take(directory: Path) -> int | None:
+    """The open and locked directory; None if another process has just removed it, or put another in its place."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise OSError(f"output_dir={directory} is being written by another process; choose another one") from None
+    except OSError:
+        return handle  # a file system that has no locks
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), directory.stat()):
+            return handle
+    os.close(handle)
+    return None
+
+
+@contextmanager
+def own_folder(directory: Path) -> Iterator[None]:
+    """``locked``, of a folder that ``check_writable`` allows. Whatever ends the block early leaves nothing in it."""
+    with locked(directory):
+        check_writable(directory)
+        try:
+            yield
+        except BaseException:
+            for path in directory.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            raise
+
+
+def forget(folder: Path) -> None:
+    """Remove an empty folder that was made for nothing, and the empty ones around it, up to the working directory."""
+    folder, here = folder.absolute(), Path.cwd()
+    with suppress(OSError):  # it is not empty, or somebody else has removed it
+        while folder != here and folder.is_dir():
+            folder.rmdir()
+            folder = folder.parent
 
 
 def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait: str,
@@ -62,7 +127,11 @@ def check_writable(directory: Path) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise OSError(f"output_dir={directory} cannot be written ({error}); choose another one") from error
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> OSError:
+    return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")
 
 
 def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:
@@ -102,6 +171,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(table)
     for finding in summary["trace"]["findings"] or ():
         console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
+    if (sizes := summary["trace"]["expert_bytes"]) and sizes["note"]:
+        console.print(f"NOTE: {sizes['note']}", soft_wrap=True, markup=False)
     console.print(answer(summary), soft_wrap=True, markup=False)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sim.batching import NO_ARRIVALS
 from sim.policies.caches import Foreseeing
 from sim.policies.precisions import PerExpert
 from sim.trace import Trace
@@ -76,7 +77,7 @@ def _check_unpacking(part: Mapping[str, Any]) -> None:
 def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
     """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
     header = workload.trace.header
-    lacks = set(str(header.provenance.get("lacks", "")).split(", "))
+    lacks = header.lacks
     told = f"trace {header.name} ({header.provenance.get('format')}) does not tell"
     if precision is None and lacks & {"weights", "rows"}:
         what = "gate weights" if "weights" in lacks else "which token of a batch chose which expert"
@@ -93,6 +94,11 @@ def check_recorded(config: Mapping[str, Any], precision: int | None, workload: W
         _check_counts(header.name, config, precision, workload)
     if "rows" in lacks and config["cache"].get("recency") == "rows":
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
+    if "weights" in lacks and not header.stands_in_order and config["cache"].get("recency") == "rows":
+        raise ValueError(
+            f"{told} the rank of a token's experts, which cache.recency=rows goes by; choose cache.recency=needs, or "
+            f"import it again with order=rank if its experts stand in that order"
+        )
 
 
 def _check_counts(name: str, config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
@@ -170,8 +176,6 @@ def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:
                 "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
             )
         if workload.is_timed:
-            raise ValueError(
-                "cache=belady knows the future only where steps do not depend on time; set workload.arrivals_per_s=null"
-            )
+            raise ValueError(f"cache=belady knows the future only where steps do not depend on time; {NO_ARRIVALS}")
     if isinstance(part["ram_cache"], Foreseeing):
         raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")

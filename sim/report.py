@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.labels import Labels, told, write_on
-from sim.outputs import check_writable
+from sim.outputs import own_folder
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, read_runs
 
@@ -92,7 +92,9 @@ def _configuration(runs: Sequence[ReportedRun]) -> str:
 def _labels(runs: Sequence[ReportedRun]) -> str:
     """What a reader must know of the runs, and what the traces' lint found."""
     findings = [f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()]
-    texts = [*told(_named(runs)), *sorted(findings)]
+    sizes = [(run.label, run.summary["trace"].get("expert_bytes")) for run in runs]
+    notes = [f"{label}: {size['note']}" for label, size in sizes if size and size["note"]]
+    texts = [*told(_named(runs)), *sorted(findings), *sorted(notes)]
     return "".join(f"<p class='warning'>{html.escape(text)}</p>" for text in texts)
 
 
@@ -137,8 +139,8 @@ def main(words: Sequence[str]) -> int:
         if not directories:
             raise ValueError("which runs? python -m sim.report RUN... (folders that python -m sim wrote)")
         runs = read_runs(directories)
-        check_writable(output_dir)
-        place = make_report(runs, output_dir)
+        with own_folder(output_dir):
+            place = make_report(runs, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

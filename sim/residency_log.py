@@ -90,7 +90,7 @@ def read_log(directory: str | Path) -> ResidencyLog:
         if name not in trace.header.files:
             raise TraceError(name, "file", "absent", "must be one of the trace's files: it says what a cache held",
                              "name a trace imported from an engine that logs residency (format=bigmoe)")  # fmt: skip
-    layers, expert_bytes = _read_bytes(root / EXPERT_BYTES_FILE, trace.header.model.sites)
+    layers, expert_bytes = read_expert_bytes(root / EXPERT_BYTES_FILE, trace.header.model.sites)
     table = _read_table(root / RESIDENCY_FILE, trace.ids.size)
     applied = table.filter(~pl.col("dropped"))
     site, slot, expert = (applied[name].to_numpy().astype(np.int64) for name in ("site", "slot", "expert"))
@@ -106,8 +106,8 @@ def _refuse(file: str, name: str, value: object, rule: str) -> NoReturn:
     raise TraceError(file, name, value, rule, IMPORT_AGAIN)
 
 
-def _read_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Layer and expert bytes by site."""
+def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Layer and expert bytes by site, of an ``EXPERT_BYTES_FILE``. Raise `TraceError` for what cannot be one."""
     if (size := path.stat().st_size) > LARGEST_JSON_BYTES:
         _refuse(path.name, "size", size, f"must be at most {LARGEST_JSON_BYTES} bytes")
     try:

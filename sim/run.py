@@ -9,6 +9,7 @@ from sim.controller import Controller
 from sim.costs import Ledger, Roofline
 from sim.hardware import Hardware
 from sim.model import Model
+from sim.recorded_bytes import RecordedBytes
 from sim.trace import Trace
 from sim.workload import Workload
 
@@ -32,3 +33,5 @@ class Run:
     """How many of the run's sequences the predictor was fitted on."""
     changed: tuple[str, ...] = ()
     """Overrides of machine, model, trace and workload that it was asked with (`sim.configure.changes`)."""
+    recorded_bytes: RecordedBytes | None = None
+    """What the trace tells of its experts' bytes, if anything."""

@@ -175,7 +175,7 @@ def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header
             draft.close()
             shutil.copymode(place, draft.name)
             os.replace(draft.name, place)
-        except OSError:
+        except BaseException:
             os.unlink(draft.name)
             raise
     return header

@@ -116,6 +116,10 @@ class Finding:
     sites: tuple[int, ...] = ()
 
 
+RANK = "rank"
+"""``provenance["order"]`` of a trace that has no weights, but each token's experts in the order of their rank."""
+
+
 @dataclass(frozen=True)
 class Header:
     """Everything about a trace but its rows.
@@ -159,6 +163,16 @@ class Header:
     def null_experts(self) -> int:
         """How many of the model's experts, the last ones, compute nothing: as its rules say."""
         return max((site.rule.null_experts for site in self.sites if site.rule is not None), default=0)
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What the recording of an imported trace left out, in the words of `capture.importers.parts.LACKS`."""
+        return frozenset(str(self.provenance.get("lacks", "")).split(", ")) - {""}
+
+    @property
+    def stands_in_order(self) -> bool:
+        """A token's experts stand in the order of their rank, and no weights tell it."""
+        return "weights" in self.lacks and self.provenance.get("order") == RANK
 
     def to_json(self) -> str:
         """The text of ``header.json``; `parse_header` gives an equal header back."""

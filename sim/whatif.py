@@ -22,7 +22,7 @@ from sim.breakeven import Crossing, crossing, knee
 from sim.labels import Labels, caption, labels_in, told
 from sim.latency import decode_time_and_tokens
 from sim.orphans import leave_with_parent
-from sim.outputs import check_writable
+from sim.outputs import check_writable, locked
 from sim.paired import paired
 from sim.run import Run
 from sim.trials import Trial, kept_trial, prepared
@@ -43,6 +43,7 @@ that are done are kept there until the answer is: ask again with the same words 
 WORKERS = 2
 KEPT = "trials"
 """The folder of what is done, until there is an answer."""
+FILES = ("table.csv", "answer.json", "figure.png", "figure.svg")
 RECALL = 0.9
 """Of the predictor that is asked about, unless predictor.recall is given."""
 
@@ -230,19 +231,26 @@ def main(arguments: Sequence[str]) -> int:
         output_dir, values, words = _settings(name, words)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(base).system
-        _check_output(output_dir)
-        signal.signal(signal.SIGTERM, _on_signal)
-        try:
-            found = _with_progress(name, words, values, output_dir / KEPT)
-        finally:
-            if not any((output_dir / KEPT).iterdir()):
-                shutil.rmtree(output_dir)
+        with locked(output_dir):
+            _check_output(output_dir)
+            signal.signal(signal.SIGTERM, _on_signal)
+            try:
+                found = _with_progress(name, words, values, output_dir / KEPT)
+            finally:
+                if not any((output_dir / KEPT).iterdir()):
+                    shutil.rmtree(output_dir)
+            _tell(found, system, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what is done is kept: the same words go on from there", file=sys.stderr)
         return 130
+    return 0
+
+
+def _tell(found: Answer, system: str, output_dir: Path) -> None:
+    """Print the answer, and write it in the place of what was kept on the way to it."""
     console = Console()
     console.print(table_of(found, system))
     for why in found.refused:
@@ -252,12 +260,12 @@ def main(arguments: Sequence[str]) -> int:
     _write(output_dir, found, text, system)
     shutil.rmtree(output_dir / KEPT)
     console.print(f"files: {output_dir}", soft_wrap=True)
-    return 0
 
 
 def _check_output(directory: Path) -> None:
     """Raise OSError unless ``directory`` is empty, or holds no more than what an interrupted asking has left."""
-    if directory.is_dir() and [path.name for path in directory.iterdir()] == [KEPT]:
+    names = {path.name for path in directory.iterdir()}
+    if KEPT in names and names <= {KEPT, *FILES}:
         return
     check_writable(directory)
     (directory / KEPT).mkdir()

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.batching import Batcher, Part, Request, arrival_times
+from sim.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
 from sim.choices import Choices, Needs, Rows
 from sim.gate_inputs import GateInputs
 from sim.gates import RoutedChoice, StepGate
@@ -78,8 +78,9 @@ class Workload:
     ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``). ``gate_inputs`` may be put in, for
     predictors that read them.
 
-    ``steps`` are there from the start, unless the run ``is_timed`` (requests arrive over time): then they grow as the
-    `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps there are.
+    ``steps`` are there from the start, unless the run ``is_timed`` (it was given arrivals, be they all at 0): then they
+    grow as the `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps
+    there are.
 
     Raise ValueError for a choice that cannot be or that the trace cannot serve.
     """
@@ -103,7 +104,7 @@ class Workload:
         self.sequences = self.lengths.fit(trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen)
         self.sequences = self.sequences[:max_sequences]
         self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
-        self.is_timed = False
+        self.is_timed = is_timed(arrivals_per_s, arrivals)
         self.steps: list[Step] = []
         self.phase = trace.phase
         """By row of the trace: what it is in this run, which lengths may change."""
@@ -117,7 +118,6 @@ class Workload:
         else:
             times = arrival_times(len(self.sequences), arrivals_per_s, arrival_seed, arrivals)
             self.arrivals_ns = dict(zip(sorted(self.arrivals_ns), times, strict=True))
-            self.is_timed = max(times) > 0
             self._prepare_composing()
 
     # ---- steps
@@ -364,7 +364,7 @@ class Workload:
         if self.is_timed:
             raise ValueError(
                 "sequences arrive over time, so what each gate will need is not known before the run; "
-                "set workload.arrivals_per_s=null, or choose a cache that does not look ahead"
+                f"{NO_ARRIVALS}, or choose a cache that does not look ahead"
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.lengths import Lengths
 from sim.trace import Trace, TraceSequence
-from sim.units import require_number
+from sim.units import require_number, seconds
 
 BATCHINGS = ("recorded", "sequential", "static", "continuous")
 SPLITS = ("fit", "eval", "all")
@@ -28,8 +28,9 @@ def check_batching(batching: str, together: int, prefill_chunk: int | None, arri
         )
     if batching != "recorded":
         return
+    arrivals_s = None if arrivals is None else [seconds(time_ns) for time_ns in arrivals]
     given = {"together": together if together != 1 else None, "prefill_chunk": prefill_chunk,
-             "arrivals_per_s": arrivals_per_s, "arrivals": arrivals, "prompt_tokens": lengths.prompt_tokens,
+             "arrivals_per_s": arrivals_per_s, "arrivals_s": arrivals_s, "prompt_tokens": lengths.prompt_tokens,
              "decode_tokens": lengths.decode_tokens}  # fmt: skip
     for name, value in given.items():
         if value is not None:

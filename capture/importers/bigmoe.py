@@ -17,6 +17,9 @@ not looked up since. A batch is a layer's lookups of one pass: all prompt tokens
 absent expert once: the first lookup carries ``expert_bytes``, repeats carry 0 with residency still 0. A ``dropped``
 expert was absent, is not read and not applied.
 
+``dtype=NAME`` says how the experts are stored, where the end of the GGUF's name does not: runs of the trace's own model
+at the precision of that name (``q4_k_m``, say) take the logged bytes.
+
 The trace has the choices; what the cache did, in the order of the file, and each site's bytes for one expert and for
 its dense part are in the two files of `sim.residency_log`.
 """
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,14 +50,15 @@ from capture.importers.source import Imported, Refuse, Track
 from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.trace import DECODE, PREFILL, Trace
 
-KEYS = tuple(key for key in FACTS if key != "experts")
+KEYS = (*(key for key in FACTS if key != "experts"), "dtype")
+DTYPE = re.compile(r"[-.](I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
+"""How a GGUF's experts are stored, by convention the end of its name."""
 PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
     ("Qwen3-30B-A3B-Q4_K_M", "qwen3moe", 48, 128): {
         "architecture": "Qwen3MoeForCausalLM",
         "hidden": "2048",
         "expert_intermediate": "768",
         "licence": "Apache-2.0 (routing); the prompt is not part of the trace",
-        "dtype": "Q4_K_M",
     },
 }
 """What no file tells, by GGUF file, architecture, layers and experts, for traces published by the engine's authors."""
@@ -78,7 +83,9 @@ def _facts(request: Request, preamble: Preamble) -> dict[str, str]:
     """What the file does not tell: as given, or as published for its model."""
     known = (preamble.model, preamble.architecture, len(preamble.expert_bytes), preamble.experts)
     own = {"model": preamble.model, "architecture": preamble.architecture, "experts": str(preamble.experts)}
-    return complete(request.facts, {"dtype": "unknown", **own, **PUBLISHED.get(known, {})}, "bigmoe")
+    named = DTYPE.search(preamble.model)
+    dtype = request.options.get("dtype") or (named[1] if named else "unknown")
+    return complete(request.facts, {**own, **PUBLISHED.get(known, {}), "dtype": dtype}, "bigmoe")
 
 
 def _trace(request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, prompt: int) -> Trace:

@@ -30,6 +30,10 @@ KEYS = (*sglang.KEYS, "masks")
 GPU_EXPERTS_FILE = "gpu_experts.parquet"
 
 
+def check(request: Request) -> None:
+    sglang.check(request)
+
+
 def read(request: Request, track: Track[Any]) -> Imported:
     """The trace, and what was on the GPU if ``masks`` are given. Raise `TraceError` or `ImportFailure`."""
     told = {"origin": "expert distribution recorder of KTransformers"}

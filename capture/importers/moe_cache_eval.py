@@ -12,6 +12,8 @@ tells who was in the batch::
 An event is a union. Where it is of one token its choices are exact; where it is of several, which of them chose what is
 not recorded: the header says that rows are lacking, and rows divide the counts among the event's tokens, so that every
 union, count and gate mass is as recorded. Texts in ``requests.jsonl`` are not copied.
+
+A directory with ``events.csv`` in place of tensors, or that file, is read by `capture.importers.moe_cache_events`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capture.importers import moe_cache_events
 from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_numbers, check_size, complete
 from capture.importers.source import (
     INT16_MAX,
@@ -64,6 +67,8 @@ class _Cycle:
 
 def read(request: Request, track: Track[Any]) -> Imported:
     """The trace of a directory; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    if moe_cache_events.is_events(request.path):
+        return moe_cache_events.read(request, track)
     manifest, events_path = _manifest(request.path)
     model = manifest["model"]
     num_layers, experts = model["num_layers"], model["num_experts"]

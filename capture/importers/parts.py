@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sha256, untied
 from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
+from sim.trace_header import RANK
 
 FACTS = ("name", "model", "architecture", "experts", "hidden", "expert_intermediate", "licence")
 WHOLE_FACTS = ("experts", "hidden", "expert_intermediate")
 NEEDED = ("model", "experts", "hidden", "expert_intermediate", "licence")
 LACKS: Mapping[str, str] = {
-    "weights": "gate weights (0 in the trace, so that needs stand in ascending id)",
+    "weights": "gate weights (0 in the trace)",
+    "order": "the rank of a token's experts (its needs stand in ascending id)",
     "rows": "which token of a batch chose which expert (rows divide the batch's counts)",
     "sequences": "which sequence a token belongs to",
     "steps": "how tokens were batched",
@@ -33,6 +35,8 @@ LACKS: Mapping[str, str] = {
     "scores": "logits, lookahead, routing rules",
 }
 """What a recording can lack, and what the trace has in its place."""
+ORDERS = (RANK, "unknown")
+"""Values of ``order=``: whether a token's experts stand in the order of their rank, in formats without weights."""
 LARGEST_CELLS = 1 << 29
 """Choices of a trace: 1.5 GiB of ids and weights."""
 
@@ -56,6 +60,17 @@ def make_request(given: Mapping[str, str]) -> Request:
     facts = {key: text for key, text in given.items() if key in FACTS}
     options = {key: text for key, text in given.items() if key not in (*FACTS, "path", "format", "output_dir")}
     return Request(Path(given["path"]), facts, options)
+
+
+def is_ranked(request: Request, unless_told: bool) -> bool:
+    """Whether each token's experts stand in the order of their rank: as ``order=`` says, else as the format has it.
+
+    Raise `ImportFailure` for another word.
+    """
+    text = request.options.get("order")
+    if text not in (None, *ORDERS):
+        raise ImportFailure(f"order={text} must be {' or '.join(ORDERS)}")
+    return unless_told if text is None else text == RANK
 
 
 def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> dict[str, str]:
@@ -165,6 +180,7 @@ def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> H
     _, num_sites, top_k = rows.ids.shape
     sequences = _sequences(rows, recording)
     decodes = rows.phase == DECODE
+    unweighted = {"order": RANK} if "weights" in recording.lacks and "order" not in recording.lacks else {}
     absent = {*recording.lacks, *(["prefill"] if decodes.all() else []), *([] if decodes.any() else ["decode"])}
     lacks = [word for word in LACKS if word in absent]
     return Header(
@@ -187,6 +203,7 @@ def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> H
             **{f"{key}_sha256": sha256(path) for key, path in recording.files.items()},
             "lacks": ", ".join(lacks),
             "missing": ", ".join(filter(None, [*(LACKS[word] for word in lacks), recording.also_missing])),
+            **unweighted,
             "split": "even sequences fit, odd sequences eval" if len(sequences) > 1 else "one sequence: eval",
             **recording.told,
         },

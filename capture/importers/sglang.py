@@ -14,7 +14,10 @@ decode, 3 for both, 4 for an idle pass.
 Requests have no ids in a dump. Extended rows come request by request (``extend_seq_lens``); one that begins at position
 0, or behind a prefix that no prompt under way ends at, is a new sequence. A decoded row goes on with the sequence whose
 next position it has, the first in the order of the batch. Where several would do, the header says that sequences are
-lacking. The other modes (stat, per_pass) count experts and have no choices of tokens; weights are in none.
+lacking. The other modes (stat, per_pass) count experts and have no choices of tokens; weights are in none. Whether a
+token's experts stand in the order of their rank depends on its model's router and on the kernel: a plain top-k of
+softmax has them so, and ``order=rank`` says it; routers with groups or a bias leave them unsorted (SGLang's
+``layers/moe/topk.py``: ``torch.topk(.., sorted=False)``).
 """
 
 from __future__ import annotations
@@ -37,12 +40,13 @@ from capture.importers.parts import (
     check_numbers,
     check_size,
     complete,
+    is_ranked,
 )
 from capture.importers.source import INT16_MAX, Imported, Refuse, Track
 from capture.importers.torch_file import array_of, load
 from sim.trace import CHUNK, DECODE, PREFILL, Trace
 
-KEYS = tuple(key for key in FACTS if key != "experts")
+KEYS = (*(key for key in FACTS if key != "experts"), "order")
 RANKS = 8
 """Columns of ids that the recorder keeps for any model."""
 EXTEND, DECODING, MIXED, IDLE = 1, 2, 3, 4
@@ -77,6 +81,10 @@ class Dump:
     moved: bool
 
 
+def check(request: Request) -> None:
+    is_ranked(request, False)
+
+
 def read(request: Request, track: Track[Any]) -> Imported:
     """The trace of a dump; see the module's text. Raise `TraceError` or `ImportFailure`."""
     trace, _ = read_dump(request, track, "sglang", {"origin": "expert distribution recorder of SGLang"})
@@ -98,12 +106,12 @@ def read_dump(
     position = np.concatenate([item.position for item in dump.passes])
     phase, sequence = np.array(links.phase), np.array(links.sequence)
     rows = Rows(step, phase, sequence, position, ids, None, token)
-    lacks = ["weights", "scores", *(["sequences"] if links.ambiguous else [])]
+    unknown = [*([] if is_ranked(request, False) else ["order"]), *(["sequences"] if links.ambiguous else [])]
     recording = Recording(
         format=name,
         files={"file": request.path, **(files or {})},
         layers=dump.layers,
-        lacks=lacks,
+        lacks=("weights", *unknown, "scores"),
         site_name="layer {}",
         implementation="SGLang",
         told={

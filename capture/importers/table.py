@@ -5,7 +5,7 @@
 ``position``  whole number; the token's place in its sequence, from 0, prompt and decoded tokens counted
 ``phase``     ``prefill``, ``decode`` or ``chunk`` (prompt tokens on top of a cache)
 ``site``      whole number; MoE blocks in order of execution, from 0
-``experts``   ids of the chosen experts, in the order of their rank
+``experts``   ids of the chosen experts, in the order of their rank (``order=unknown``, without weights: in any)
 ``weights``   as applied, one for each expert (may be left out, at all lines)
 ``step``      whole number; tokens of one step ran as one batch (may be left out, at all lines)
 ``token``     id of the token (may be left out, at all lines)
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_size, complete, steps_of
+from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_size, complete, is_ranked, steps_of
 from capture.importers.source import (
     INT16_MAX,
     INT32_MAX,
@@ -50,7 +50,7 @@ from capture.importers.source import (
 )
 from sim.trace import CHUNK, DECODE, PREFILL
 
-KEYS = (*FACTS, "top_k")
+KEYS = (*FACTS, "top_k", "order")
 NEEDED_COLUMNS = ("sequence", "position", "phase", "site", "experts")
 OPTIONAL_COLUMNS = ("weights", "step", "token")
 TOKEN_COLUMNS = ("phase", "step", "token")
@@ -70,6 +70,7 @@ def check(request: Request) -> None:
     complete(request.facts, {}, "imported")
     if "top_k" in request.options:
         count("top_k", request.options["top_k"])
+    is_ranked(request, True)
 
 
 def read_csv(request: Request, track: Track[Any]) -> Imported:
@@ -238,6 +239,7 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
                 tokens["token"][order] if "token" in columns else None)  # fmt: skip
     lacks = [key for key, column in (("weights", "weights"), ("steps", "step"), ("tokens", "token"))
              if column not in columns]  # fmt: skip
+    lacks += [] if weighted or is_ranked(request, True) else ["order"]
     recording = Recording(
         format=name,
         files={"file": request.path},

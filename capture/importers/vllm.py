@@ -11,8 +11,10 @@ a line, each with a single choice. Two layouts have been in use:
 
 P and G are told by ``usage``, ids of tokens by ``prompt_token_ids`` and ``token_ids``, if the request asked for them.
 Rows of -1 are tokens whose routing the prefix cache spared: they are left out, and the rest of that prompt is a chunk.
-Layers without experts, which some versions write as zeros, have to be named: ``dense_layers=0,1``. Weights, the rank of
-the experts and how tokens were batched are not in a response.
+Layers without experts, which some versions write as zeros, have to be named: ``dense_layers=0,1``. Weights and how
+tokens were batched are not in a response. Whether a token's experts stand in the order of their rank depends on its
+model's router: a plain top-k of softmax (Mixtral, Qwen3) has them so, and ``order=rank`` says it; routers with groups
+or a bias (DeepSeek-V3) leave them unsorted (``fused_topk`` and ``grouped_topk`` of vLLM's fused_moe).
 """
 
 from __future__ import annotations
@@ -27,7 +29,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_ids, check_size, complete, steps_of
+from capture.importers.parts import (
+    FACTS,
+    Recording,
+    Request,
+    Rows,
+    assemble,
+    check_ids,
+    check_size,
+    complete,
+    is_ranked,
+    steps_of,
+)
 from capture.importers.source import (
     INT32_MAX,
     Imported,
@@ -42,7 +55,7 @@ from capture.importers.source import (
 )
 from sim.trace import CHUNK, DECODE, PREFILL
 
-KEYS = (*FACTS, "dense_layers")
+KEYS = (*FACTS, "dense_layers", "order")
 LARGEST_FILE_BYTES = 1 << 30
 LARGEST_ARRAY_BYTES = 1 << 30
 RECORD = "start the server with --enable-return-routed-experts, and ask without streaming"
@@ -62,6 +75,7 @@ class _Response:
 
 def check(request: Request) -> None:
     _dense_layers(request)
+    is_ranked(request, False)
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
@@ -233,7 +247,13 @@ def _recording(request: Request, found: list[_Response], kept: list[NDArray[np.b
         format="vllm",
         files={"file": request.path},
         layers=layers,
-        lacks=("weights", "steps", "scores", *(() if tokens else ("tokens",))),
+        lacks=(
+            "weights",
+            *(() if is_ranked(request, False) else ("order",)),
+            "steps",
+            "scores",
+            *(() if tokens else ("tokens",)),
+        ),
         site_name="layer {}",
         implementation="vLLM",
         told={

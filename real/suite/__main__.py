@@ -25,6 +25,7 @@ from types import FrameType
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
+from sim.outputs import locked
 from sim.sections import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
@@ -108,12 +109,12 @@ def suite(asked: Asked) -> int:
     if lacking := lacking_here(asked.device, asked.size):
         raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"results: {folder}", flush=True)
-    conductor = Suite(
-        folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
-    )
-    is_whole = conductor.run(asked.pieces, asked.again)
+    with locked(folder):
+        print(f"results: {folder}", flush=True)
+        conductor = Suite(
+            folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
+        )
+        is_whole = conductor.run(asked.pieces, asked.again)
     page = folder / "report.md"
     print(page.read_text(encoding="utf-8") if page.is_file() else f"no report; see {folder}/report.log")
     return 0 if is_whole else 1

@@ -46,7 +46,8 @@ def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
     """`sample_rows`, each row's choices in need order."""
     rows = sample_rows(trace, sequences)
     ids = trace.ids[rows]
-    order = need_order(ids, np.where(ids < 0, np.float32(0), trace.weights[rows]))
+    weights = np.where(ids < 0, np.float32(0), trace.weights[rows])
+    order = need_order(ids, weights, trace.header.stands_in_order)
     return Sample(shape_of(trace.header), np.take_along_axis(ids, order, -1), trace.sequence[rows], trace.token[rows])
 
 

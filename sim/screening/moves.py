@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.batching import NO_ARRIVALS
 from sim.controller import Controller
 from sim.loader import Transfer
 from sim.policies.predictors import NoPrediction
@@ -52,12 +53,12 @@ class Moves:
 def require_screenable(controller: Controller, is_timed: bool = False) -> None:
     """Raise ScreenError, naming the switch and the way out, where this estimator would not be exact.
 
-    ``is_timed``: whether requests arrive over time.
+    ``is_timed``: whether the run was given arrivals.
     """
     loader, route = controller.loader, controller.route
     prefetches = not isinstance(controller.predictor, NoPrediction) and loader.prefetch_budget != 0
     refused = (
-        (is_timed, "workload.arrivals_per_s: which sequences run together depends on time; set it to null"),
+        (is_timed, f"arrivals: which sequences run together depends on time; {NO_ARRIVALS}"),
         (prefetches, "predictor: what has arrived of a prefetch at a gate, and so what is evicted, depends on time; "
                      "set predictor=none or loader.prefetch_budget=0"),
         (controller.predicts_later, "hardware.prediction_us: forecasts that come later mask keys at a time of their "

@@ -78,6 +78,25 @@ def test_times_of_requests_are_their_tokens_times(configure: Configure, bundled_
     assert summary["tpot_s"]["p50"] == pytest.approx(sum(tpot) / 2)  # type: ignore[index]
 
 
+@pytest.mark.parametrize("asked", ["workload.arrivals_s=[0,0,0,0]", "workload.arrivals_per_s=1e15"])
+def test_in_a_burst_at_0_the_wait_for_ones_turn_counts_as_it_does_a_nanosecond_later(
+    configure: Configure, bundled_trace: Trace, asked: str
+) -> None:
+    """An open loop is what was asked for, whatever the times: the fourth waits for the three before it."""
+    words = "workload=sequential", "trace.max_sequences=4"
+    closed, _ = run(configure, bundled_trace, *words)
+    burst, summary = run(configure, bundled_trace, *words, asked)
+    later, late = run(configure, bundled_trace, *words, "workload.arrivals_s=[1e-9,1e-9,1e-9,1e-9]")
+    assert [one["arrival_ns"] for one in burst] == [0] * 4
+    assert [one["arrival_ns"] for one in closed] == [0, *(one["end_ns"] for one in burst[:3])]
+    assert [one["end_ns"] for one in burst] == [one["end_ns"] for one in closed]
+    for name in ("ttft_s", "latency_s", "tpot_s", "makespan_s"):
+        assert summary[name] == late[name]
+    assert summary["ttft_s"]["p95"] > burst[1]["end_ns"] / NS_PER_S  # type: ignore[index]
+    assert summary["contracts"]["arrivals"] is not None  # type: ignore[index]
+    assert [one["end_ns"] + 1 for one in burst] == [one["end_ns"] for one in later]
+
+
 # ---- arrivals from a file --------------------------------------------------------------------------------------------
 
 
@@ -91,7 +110,11 @@ def test_arrivals_may_stand_in_a_file_one_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("0\nsoon\n", r"line 2: 'soon' is no time in seconds"), ("-1\n", r"line 1: time=-1\.0 must be")],
+    [
+        ("0\nsoon\n", r"line 2: 'soon' is no time in seconds"),
+        ("-1\n", r"line 1: time=-1\.0 must be"),
+        ("0\n1.7e9\n", r"line 2: time=1700000000\.0: .* after 1\.7e\+09 s, the latest is 4,000,000 s; .*subtract"),
+    ],
 )
 def test_a_line_that_is_no_time_is_refused_by_its_number(tmp_path: Path, text: str, message: str) -> None:
     place = tmp_path / "arrivals.txt"

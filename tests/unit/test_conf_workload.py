@@ -79,6 +79,13 @@ def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trac
         ("workload=static_4 workload.prefill_chunk=all", r"workload\.prefill_chunk='all' must be a whole number"),
         ("workload=static_4 workload.arrivals_per_s=-1", r"workload\.arrivals_per_s=-1 must be a number >= 0"),
         ("workload=static_4 workload.arrivals_per_s=1 cache=belady", r"set workload\.arrivals_per_s=null"),
+        (
+            "workload=static_4 workload.arrivals_s=[0,0,0,0,0,0] cache=belady precision=fp16",
+            r"cache=belady .*; set .* and workload\.arrivals_s=null",
+        ),
+        ("workload=static_4 workload.arrivals_s=[1e12,2e12]", r"workload: workload\.arrivals_s\[0\]=1.* 4,000,000 s"),
+        ("workload=static_4 workload.arrivals_s=5", r"arrivals_s=5 must be a list of seconds, or a text file"),
+        ("workload=recorded workload.arrivals_s=[0,1]", r"arrivals_s=\[0\.0, 1\.0\] does not go with .*recorded"),
         ("trace.exclude=[long]", r"trace\.exclude names long, but the sequences of trace .* have the flags"),
     ],
 )

@@ -17,9 +17,9 @@ from sim.build import ROOT
 # <- build, __main__. A module may import its own layer and those below. The page names the ends of each layer; what
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
-    {"units", "types", "record", "version"},
+    {"units", "types", "record", "version", "interrupts"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
-     "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
+     "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log", "recorded_bytes",
      "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
      "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
@@ -54,7 +54,7 @@ TOP = {
     "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_front", "real.quality_fit",
     "real.closed_loop",
     "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
-    "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration", "real.interrupts",
+    "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from import_fixtures import FACTS, imported, make_ids, make_weights
+from import_fixtures import FACTS, given, imported, make_ids, make_weights
 from omegaconf import DictConfig
 from recorder_dumps import DECODE, EXTEND, dump
 from recorder_dumps import write as write_dump
 from test_import_moe_cache_eval import BATCHED
 from test_import_moe_cache_eval import write as write_events
+from test_import_vllm import whole
+from test_import_vllm import write as write_response
 
+from capture.import_trace import parse
+from capture.importers.source import ImportFailure
 from sim.build import build
 from sim.execute import execute
+from sim.trace import Trace, read_trace
+from sim.workload import Workload
 
 Configure = Callable[..., DictConfig]
 SITES, TOP_K, ROWS = 3, 2, 6
@@ -59,6 +68,69 @@ def test_without_weights_no_expert_is_less_important_than_another(
     assert set(summary["quality_proxy"].values()) == {None}
     with pytest.raises(ValueError, match=r"\(jsonl\) does not tell gate weights, .*; choose precision=fp16"):
         run(TOP_K, *NEEDS_WEIGHTS)
+
+
+def needs_of(folder: Path) -> tuple[list[list[int]], Trace]:
+    """The needs of every gate of the trace, and the trace."""
+    trace = read_trace(folder)
+    return Workload(trace, split="all").experts_by_gate(), trace
+
+
+def test_where_only_the_rank_of_experts_is_told_one_token_needs_them_in_that_order(tmp_path: Path) -> None:
+    imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace")
+    needs, trace = needs_of(tmp_path / "trace")
+    assert trace.header.provenance["order"] == "rank"
+    assert "order" not in trace.header.lacks
+    ids = make_ids(ROWS, SITES, TOP_K)
+    assert needs[SITES:] == ids[3:].reshape(-1, TOP_K).tolist()
+    assert needs[SITES:] != np.sort(ids[3:], -1).reshape(-1, TOP_K).tolist()
+    for site, found in enumerate(needs[:SITES]):
+        counts = Counter(ids[:3, site].ravel().tolist())
+        assert found == sorted(counts, key=lambda expert: (-counts[expert], expert))
+
+
+def test_without_weights_and_ranks_needs_stand_by_id_and_recency_by_rows_is_refused(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace", order="unknown")
+    needs, trace = needs_of(tmp_path / "trace")
+    assert "order" in trace.header.lacks
+    assert "order" not in trace.header.provenance
+    assert needs[SITES:] == np.sort(make_ids(ROWS, SITES, TOP_K)[3:], -1).reshape(-1, TOP_K).tolist()
+    with pytest.raises(ValueError, match=r"does not tell the rank of a token's experts, .*; choose cache\.recency"):
+        run(TOP_K, "cache.recency=rows")
+
+
+def test_recency_by_rows_goes_by_the_ranks_where_they_are_told(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace")
+    assert run(TOP_K, "cache.recency=rows")["trace"]["decode_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "ktransformers"])
+def test_whether_a_server_recorded_ranks_is_said_at_the_import(tmp_path: Path, name: str) -> None:
+    path = write_response(tmp_path, whole()) if name == "vllm" else write_dump(tmp_path, dump([(DECODE, [(0, 3, 1)])]))
+    for order, known in ((None, False), ("unknown", False), ("rank", True)):
+        folder = tmp_path / f"trace_{order}"
+        trace = imported(name, path, folder, **({} if order is None else {"order": order}))
+        assert ("order" in trace.header.lacks) != known
+        assert trace.header.stands_in_order == known
+        needs, _ = needs_of(folder)
+        ids = trace.ids[trace.step == trace.step[-1]][0]
+        assert needs[-len(ids) :] == (ids if known else np.sort(ids, -1)).tolist()
+    words = given(name, path, format=name, output_dir="o", order="sorted")
+    with pytest.raises(ImportFailure, match=r"order=sorted must be rank or unknown"):
+        parse([f"{key}={text}" for key, text in words.items()])
+
+
+def test_what_was_imported_before_orders_were_told_keeps_its_needs_by_id(tmp_path: Path) -> None:
+    trace = imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace")
+    told = {key: value for key, value in trace.header.provenance.items() if key != "order"}
+    old = replace(trace, header=replace(trace.header, provenance=told))
+    assert Workload(old, split="all").experts_by_gate()[SITES:] == (
+        np.sort(make_ids(ROWS, SITES, TOP_K)[3:], -1).reshape(-1, TOP_K).tolist()
+    )
 
 
 def test_with_weights_the_same_run_is_possible(tmp_path: Path, run: Callable[..., dict[str, Any]]) -> None:

@@ -43,14 +43,14 @@ def test_rows_are_linked_to_the_sequences_they_came_from(tmp_path: Path) -> None
     assert (trace.phase == CHUNK).tolist() == chunks
     decoded = [mode == DECODE or (mode == MIXED and sequence < 2) for _, mode, sequence, _ in rows_of(SCHEDULE)]
     assert (trace.phase == DECODED).tolist() == decoded
-    assert lacks(trace) == {"weights", "scores"}
+    assert lacks(trace) == {"weights", "order", "scores"}
     assert not trace.weights.any()
 
 
 def test_links_that_could_be_others_are_counted_and_named_as_lacking(tmp_path: Path) -> None:
     schedule = [(EXTEND, [(0, 0, 3), (1, 0, 3)]), (DECODE, [(0, 3, 1), (1, 3, 1)]), (DECODE, [(1, 4, 1)])]
     trace = read(tmp_path, schedule)
-    assert lacks(trace) == {"weights", "scores", "sequences"}
+    assert lacks(trace) == {"weights", "order", "scores", "sequences"}
     # The first of two in the pass before, and the only one that is left: in the last pass either may have ended.
     assert trace.header.provenance["ambiguous_rows"] == 2
     assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0]

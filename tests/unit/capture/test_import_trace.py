@@ -10,6 +10,7 @@ import pytest
 from import_fixtures import FACTS, imported
 
 import capture.import_trace
+import sim.trace
 from capture.import_trace import FORMATS, KEYS, REQUIRED, main, parse
 from capture.importers.parts import FACTS as FACT_KEYS
 from capture.importers.parts import LACKS
@@ -58,6 +59,25 @@ def test_a_format_knows_the_facts_that_its_files_do_not_tell(name: str) -> None:
     assert set(FACT_KEYS) - {"experts"} <= set(keys)
     assert not set(keys) & set(REQUIRED)
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("where", ["parse_header", "_sha256", "trace_frame"])
+def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    (tmp_path / "r.csv").write_text(CSV, encoding="utf-8")
+    words = ["format=csv", f"path={tmp_path / 'r.csv'}", f"output_dir={tmp_path / 'trace'}",
+             *(f"{key}={text}" for key, text in FACTS.items())]  # fmt: skip
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sim.trace, where, press)
+        with pytest.raises(KeyboardInterrupt):
+            main(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+    assert main(words) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

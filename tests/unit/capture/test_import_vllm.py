@@ -85,7 +85,7 @@ def test_lists_for_prompt_and_generated_tokens_give_the_same(tmp_path: Path, row
 def test_weights_are_not_invented(tmp_path: Path) -> None:
     trace = imported("vllm", write(tmp_path, whole()), tmp_path / "trace")
     assert not trace.weights.any()
-    assert lacks(trace) == {"weights", "steps", "scores", "tokens"}
+    assert lacks(trace) == {"weights", "order", "steps", "scores", "tokens"}
     chosen = Workload(trace, split="all", batching="recorded").chosen[0]
     assert np.array_equal(chosen, np.sort(IDS, -1))
 

@@ -270,8 +270,14 @@ def test_a_sequence_cannot_be_requested_twice_nor_without_rows() -> None:
         ({"given_ns": [0]}, "1 arrivals are given for 2 sequences; give one for each"),
         ({"given_ns": [0, -3]}, r"arrivals_ns=-3 must be a whole number >= 0"),
         ({"given_ns": [0, 1], "per_s": 1.0}, "exclude each other"),
+        ({"given_ns": [0, 10**19]}, r"arrivals_ns=1.*: .* after 1e\+10 s, the latest is 4,000,000 s; count seconds"),
     ],
 )
 def test_arrivals_that_cannot_be_are_refused(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         arrival_times(2, **choices)
+
+
+def test_a_process_too_slow_for_its_last_request_to_be_timed_exactly_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"arrivals_per_s=1e-06 for 96 sequences: .*trace\.max_sequences"):
+        arrival_times(96, 1e-6)

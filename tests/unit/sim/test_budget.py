@@ -51,7 +51,8 @@ def test_a_share_of_whole_slots_loses_none_to_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["slots_gib=0", "slots_gib=-2", "slots_gib=much", "resident_share=0", "resident_share=2"]
+    "words",
+    ["slots_gib=0", "slots_gib=-2", "slots_gib=much", "slots_gib=10000000", "resident_share=0", "resident_share=2"],
 )
 def test_what_is_no_budget_is_refused_with_its_name_and_value(words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"budget.{words.split('=')[0]}")) as refused:

@@ -86,13 +86,10 @@ def test_files_say_what_the_simulation_said(trials: dict[str, Trial], folders: d
     assert from_files == compared(NAMES, *trials.values())
 
 
-def test_with_arrivals_the_latency_decides() -> None:
-    words = (
-        "trace.max_sequences=4",
-        "workload.decode_tokens=24",
-        "workload=continuous_4",
-        "workload.arrivals_per_s=0.05",
-    )
+@pytest.mark.parametrize("arrivals", ["arrivals_per_s=0.05", "arrivals_s=[0,0,0,0]"])
+def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
+    short = ("trace.max_sequences=4", "workload.decode_tokens=24")
+    words = (*short, "workload=continuous_4", f"workload.{arrivals}")
     one, other = (trial([f"system={system}", *words]) for system in ("hobbit", "load_on_demand"))
     found = compared(("hobbit", "none"), one, other)
     assert list(found.ratios)[:2] == ["latency", "all steps"]

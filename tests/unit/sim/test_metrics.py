@@ -44,6 +44,7 @@ RUNS = {
     "together": f"system=mixtral_offloading {TOGETHER}",
     "chunks of prompts": f"system=hobbit {TOGETHER} workload.prefill_chunk=8",
     "arrivals": f"system=lru {TOGETHER} workload.arrivals_per_s=0.05 {HOST}",
+    "a burst": f"system=lru {TOGETHER} workload.arrivals_s=[0,0]",
     "groups": "system=hobbit workload.batching=static workload.together=2",
 }  # fmt: skip
 

@@ -44,7 +44,8 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
         (("system=lru", "loader.chunk_bytes=1048576"), r"loader\.chunk_bytes: .*set it to null"),
         (("system=lru", "loader.replay_unit=access"), r"set replay_unit=union"),
         (("system=lru", "budget.resident_share=0.03"), r"served in waves; raise budget\.resident_share"),
-        (("system=lru", "workload=continuous_4", "workload.arrivals_per_s=1"), r"workload\.arrivals_per_s: .* null"),
+        (("system=lru", "workload=continuous_4", "workload.arrivals_s=[0,0]"), r"set .* and workload\.arrivals_s=null"),
+        (("system=lru", "workload=continuous_4", "workload.arrivals_per_s=1"), r"arrivals: .*; set workload"),
     ],
 )
 def test_what_depends_on_time_is_refused_by_its_switch(words: tuple[str, ...], message: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import real.validation.cases as cases
-from real.interrupts import Terminated
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
+from sim.interrupts import Terminated
 
 WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 

@@ -1,0 +1,139 @@
+"""Where a run's files go: never where another run's do, whatever the clock says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sim.build import ROOT
+from sim.command import fresh_folder
+from sim.outputs import forget, locked, own_folder
+
+FROZEN = """
+import datetime, runpy, sys
+
+class Frozen(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2030, 1, 2, 3, 4, 5)
+
+datetime.datetime = Frozen
+sys.argv[0] = "sim"
+runpy.run_module("sim", run_name="__main__", alter_sys=True)
+"""
+"""``python -m sim`` at five seconds past 03:04, for ever."""
+SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1", "outputs=summary")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param((), {"2030-01-02/03-04-05", "2030-01-02/03-04-05-2"}, id="runs"),
+        pytest.param(
+            ("-m",), {"multirun/2030-01-02/03-04-05/0", "multirun/2030-01-02/03-04-05-2/0"}, id="multiruns",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)  # fmt: skip
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path, words: tuple[str, ...], expected: set[str]) -> None:
+    runs = [
+        subprocess.Popen([sys.executable, "-c", FROZEN, *words, *SMALL], cwd=tmp_path, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        for _ in range(2)
+    ]  # fmt: skip
+    told = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told
+    found = [path.parent.relative_to(tmp_path / "outputs").as_posix() for path in tmp_path.rglob("summary.json")]
+    assert set(found) == expected
+    assert {out.split("files: ")[1].split("outputs/")[1].strip() for out, _ in told} == expected
+
+
+def test_every_folder_that_is_named_by_the_clock_is_a_fresh_one() -> None:
+    named = [line for path in (ROOT / "conf").rglob("*.yaml") for line in path.read_text(encoding="utf-8").splitlines()
+             if "${now:" in line]  # fmt: skip
+    assert len(named) == 2
+    assert all(": ${fresh:outputs/" in line for line in named)
+
+
+def test_as_many_as_ask_for_one_name_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "name"
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: fresh_folder(str(path)), range(40)))
+    assert sorted(map(Path, found)) == sorted([path, *(path.with_name(f"name-{n}") for n in range(2, 41))])
+    assert all(Path(one).is_dir() for one in found)
+
+
+def test_one_who_clears_away_takes_no_folder_from_one_who_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the folder of the day and that of the run another run removes the day's, which is empty."""
+    real, made = Path.mkdir, list[Path]()
+
+    def mkdir(self: Path, *given: object, **named: object) -> None:
+        if self.name == "run" and len(made) == 1:
+            forget(self.parent)
+        made.append(self)
+        real(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.chdir(tmp_path)
+    assert fresh_folder(str(tmp_path / "day" / "run")) == str(tmp_path / "day" / "run")
+    assert (tmp_path / "day" / "run").is_dir()
+    assert len(made) > 2
+
+
+def test_where_no_folder_can_be_made_the_way_out_is_told(tmp_path: Path) -> None:
+    (tmp_path / "outputs").touch()
+    with pytest.raises(OSError, match=r"no folder for a run can be made in .*; choose hydra\.run\.dir=DIR"):
+        fresh_folder(str(tmp_path / "outputs" / "day" / "run"))
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from sim.outputs import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_process_writes_into_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(OSError, match=r"output_dir=.*out is being written by another process"), own_folder(place):
+        pass
+    assert place.is_dir()
+    other.kill()
+    other.communicate(timeout=60)
+    with own_folder(place):
+        (place / "file").touch()
+    with pytest.raises(OSError, match="it is not empty"), own_folder(place):
+        pass
+    assert (place / "file").exists()
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_what_ends_early_leaves_nothing_in_its_folder(tmp_path: Path, was_there: bool) -> None:
+    place = tmp_path / "out"
+    if was_there:
+        place.mkdir()
+
+    def write() -> None:
+        (place / "folder").mkdir()
+        (place / "folder" / "file").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), own_folder(place):
+        write()
+    assert place.exists() == was_there
+    with own_folder(place), pytest.raises(OSError, match="another process"), locked(place):
+        pass
