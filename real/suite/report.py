@@ -155,8 +155,10 @@ def _runs(context: Context) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for row in found["rows"]:
         yield _run(row)
-    done = [(row["cell"], labels_in(row["result"])) for row in found["rows"] if row.get("result")]
-    yield from ("", *(f"- {text}" for text in told(done)))
+    results = [(row["cell"], row["result"]) for row in found["rows"] if row.get("result")]
+    yield from ("", *(f"- {text}" for text in told((cell, labels_in(one)) for cell, one in results if "labels" in one)))
+    if any("labels" not in one for _, one in results):
+        yield "- what is to be known of runs of an older version is not told here: their files have no labels"
     if found["left_out"]:
         yield f"\nLeft out for time: {', '.join(found['left_out'])}."
 
