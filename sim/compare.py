@@ -20,7 +20,7 @@ from sim.comparison import COMPUTE, Comparison, check_comparable, compared, cond
 from sim.metrics import SCHEMA
 from sim.paired import CANNOT_TELL, FASTER
 from sim.trials import Trial, prepared, trial
-from sim.units import NS_PER_S
+from sim.units import GB, NS_PER_S
 
 USAGE = """usage: python -m sim.compare A B [key=value ...]
 
@@ -94,7 +94,9 @@ def read_run(directory: Path) -> Trial:
         raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
     if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not isinstance(config, dict):
         raise ValueError(f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it again")
-    if lacks := [key for key in ("budget", "trace", "stall_s", "makespan_s", "seed") if key not in summary]:
+    if lacks := [
+        key for key in ("budget", "peak_bytes", "trace", "stall_s", "makespan_s", "seed") if key not in summary
+    ]:
         raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
     if "allowed_bytes" not in summary["budget"] or "workload" not in config:
         raise ValueError(f"{directory} was written by an older version; run it again")
@@ -155,7 +157,17 @@ def answer(found: Comparison) -> str:
         why = (
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
         )
-    return f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}{_quality(found)}"
+    return (
+        f"{who}. B's time over A's, paired 95 % over sequences: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
+    )
+
+
+def _room(found: Comparison) -> str:
+    """Staging slots come on top of the budget: who has more of them has more memory."""
+    if found.staging_bytes[0] == found.staging_bytes[1]:
+        return ""
+    ours, theirs = (f"up to {held / GB:.3f} GB in staging slots" if held else "none" for held in found.staging_bytes)
+    return f" Beside their equal budgets A held {ours}, B {theirs}."
 
 
 def _quality(found: Comparison) -> str:
