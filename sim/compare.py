@@ -21,7 +21,7 @@ from sim.labels import caption
 from sim.metrics import SCHEMA
 from sim.paired import FASTER, TOO_FEW
 from sim.trials import Trial, prepared, trial
-from sim.units import NS_PER_S
+from sim.units import GB, NS_PER_S
 
 USAGE = """usage: python -m sim.compare A B [key=value ...]
 
@@ -29,7 +29,7 @@ A and B are directories of runs (python -m sim ... output_dir=DIR), or systems w
 word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
 compared if they are of the same trace, model, machine, workload and budget."""
 TOKENS = {"step": pl.Int64, "sequence": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
-NEEDED = ("budget", "contracts", "trace", "labels", "stall_s", "makespan_s", "seed")
+NEEDED = ("budget", "contracts", "trace", "labels", "peak_bytes", "stall_s", "makespan_s", "seed")
 """Of a run's summary."""
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
 
@@ -165,7 +165,15 @@ def answer(found: Comparison) -> str:
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
         )
     over = f"paired 95 % over {verdict.sequences} sequences of this trace"
-    return f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_quality(found)}"
+    return f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
+
+
+def _room(found: Comparison) -> str:
+    """Staging slots come on top of the budget: who has more of them has more memory."""
+    if found.staging_bytes[0] == found.staging_bytes[1]:
+        return ""
+    ours, theirs = (f"up to {held / GB:.3f} GB in staging slots" if held else "none" for held in found.staging_bytes)
+    return f" Beside their equal budgets A held {ours}, B {theirs}."
 
 
 def _quality(found: Comparison) -> str:

@@ -40,6 +40,8 @@ class Comparison:
     labels: tuple[Labels, Labels]
     served: tuple[str, str] = ("", "")
     """At which precisions A and B serve, and what they leave out, in words."""
+    staging_bytes: tuple[int, int] = (0, 0)
+    """The most that A and B held in staging slots, which come on top of the budget."""
 
     @property
     def makespans_ns(self) -> tuple[int, int]:
@@ -66,7 +68,12 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
     return Comparison(
         names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
         (labels_in(a.summary), labels_in(b.summary)), (served(a.summary), served(b.summary)),
+        (_staging_bytes(a.summary), _staging_bytes(b.summary)),
     )  # fmt: skip
+
+
+def _staging_bytes(summary: Mapping[str, Any]) -> int:
+    return int(summary["peak_bytes"]["staging"])
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,15 @@ def test_runs_of_other_quality_are_told_as_such() -> None:
     assert "quality" not in same
 
 
+def test_what_one_run_held_in_staging_slots_beside_equal_budgets_is_told() -> None:
+    """Of its two slots it used one at a time here, of an INT4 expert of 88,080,384 B."""
+    words = ["system=fate", "trace.max_sequences=1", "budget.resident_share=0.5", "workload.decode_tokens=4"]
+    staged, pooled = trial(words), trial([*words, "loader.destination=pool", "loader.staging_slots=0"])
+    told = answer(compared(("staged", "pooled"), staged, pooled))
+    assert told.endswith(" Beside their equal budgets A held up to 0.088 GB in staging slots, B none.")
+    assert "staging" not in answer(compared(("staged", "again"), staged, staged))
+
+
 def test_the_differences_of_the_parts_sum_to_the_difference_of_the_makespans(trials: dict[str, Trial]) -> None:
     found = compared(NAMES, *trials.values())
     for column, one in enumerate(trials.values()):

@@ -71,5 +71,6 @@ def test_prefetches_of_a_layer_without_a_slot_pass_through_the_transient_buffer(
 
 
 def test_without_staging_the_run_is_refused_with_both_ways_out(configure: Configure) -> None:
+    without = ("loader.destination=pool", "loader.staging_slots=0", "budget.resident_share=0.1875")
     with pytest.raises(CapacityError, match=r"pool 3 holds 0 B, .*loader\.staging_slots=2; the smallest budget\."):
-        build(configure(*FATE, *SHORT, "budget.resident_share=0.1875"), "fate")
+        build(configure(*FATE, *SHORT, *without), "fate")
