@@ -97,9 +97,7 @@ def test_without_weights_and_ranks_needs_stand_by_id_and_recency_by_rows_is_refu
     assert "order" in trace.header.lacks
     assert "order" not in trace.header.provenance
     assert needs[SITES:] == np.sort(make_ids(ROWS, SITES, TOP_K)[3:], -1).reshape(-1, TOP_K).tolist()
-    with pytest.raises(
-        ValueError, match=r"does not tell the rank of a token's experts, .*; choose cache\.recency"
-    ):
+    with pytest.raises(ValueError, match=r"does not tell the rank of a token's experts, .*; choose cache\.recency"):
         run(TOP_K, "cache.recency=rows")
 
 
