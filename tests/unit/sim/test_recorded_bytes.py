@@ -70,6 +70,7 @@ def test_a_run_at_the_recorded_precision_does_to_the_byte_what_the_engine_did(tm
     assert summary["lookups"]["hit"] == hits
     assert summary["bytes"]["pcie"]["demand"] == read
     assert summary["storage_bytes"] == EXPERTS * sum(SIZES)
+    assert summary["budget"]["resident_share"] == BUDGET / (EXPERTS * sum(SIZES))
     assert summary["trace"]["expert_bytes"] == {
         "stored_as": "Q4_K_M", "least": min(SIZES), "most": max(SIZES), "taken": True, "note": None,
     }  # fmt: skip
