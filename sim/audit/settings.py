@@ -23,6 +23,7 @@ LEFT = {
     "trace.name": "the trace is no part of the run's files",
     "trace.sha256": "the trace is no part of the run's files",
     "trace.source": "the trace is no part of the run's files",
+    "trace.expert_bytes": "the trace is no part of the run's files",
     "trace.findings": "the trace is no part of the run's files",
     "trace.gates": "the trace is no part of the run's files",
     "bounds": "a proof about all other runs is in no file",

@@ -381,13 +381,7 @@ OF_PAPERS = ("kernels = papers",)
 """Cells of notebooks that draw numbers that papers print."""
 
 
-UNLABELLED = pytest.mark.xfail(reason="06_validation draws its runs without labels", strict=True)
-
-
-@pytest.mark.parametrize("place", [
-    pytest.param(place, id=place.stem, marks=UNLABELLED if place.stem == "06_validation" else ())
-    for place in sorted((ROOT / "notebooks").glob("*.ipynb"))
-])  # fmt: skip
+@pytest.mark.parametrize("place", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda place: place.stem)
 def test_a_notebook_that_draws_runs_puts_their_labels_on_the_figure_and_prints_them(place: Path) -> None:
     cells = ["".join(cell["source"]) for cell in json.loads(place.read_text(encoding="utf-8"))["cells"]
              if cell["cell_type"] == "code"]  # fmt: skip

@@ -25,6 +25,7 @@ from unit.sim.worked import make_run
 
 NOT_RECOMPUTED = {
     "schema", "version", "system", "trace.name", "trace.sha256", "trace.source", "trace.gates", "trace.findings",
+    "trace.expert_bytes",
     "load_s", "stall_s.demand", "stall_s.behind_demand", "stall_s.behind_prefetch", "stall_s.late_prefetch",
     "stall_s.no_slot", "slowed_s", "prediction.top1", "prediction.recall_at_issued", "prediction.precision",
     "prediction.exact_set", "prediction.fitted_on", "peak_bytes.device", "bounds.compute_s", "bounds.link_s",
@@ -189,7 +190,7 @@ def test_it_is_a_command_that_needs_nothing_else_of_the_project(folder: Path) ->
         [sys.executable, "-c", f"{told}; {code}", str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert all(name.startswith("sim.audit") for name in eval(done.stdout.splitlines()[-1]))
+    assert all(name.startswith(("sim.audit", "sim.interrupts")) for name in eval(done.stdout.splitlines()[-1]))
 
 
 def test_of_each_table_only_columns_that_a_run_has_are_read(folder: Path) -> None:
