@@ -30,6 +30,7 @@ from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Loops, Shift
 from real.lossy.loss import Estimate
 from real.quality import WRONG_INPUT, Request, request_of
+from sim.intervals import OVER
 from sim.labels import Labels, told, write_on
 from sim.outputs import own_folder
 
@@ -86,7 +87,8 @@ def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
     for mode in dict.fromkeys(shift.mode for shift in shifts):
         table = Table("system", "same experts, %", "hit ratio: shift, points", "bytes moved: change, %",
                       "decode time: change, %", "KL, millinats" if mode == MODES[0] else "same tokens, %",
-                      title=f"From the open to the closed loop, {mode}", title_justify="left")  # fmt: skip
+                      title=f"From the open to the closed loop, {mode}", title_justify="left",
+                      caption=f"In brackets: {OVER}")  # fmt: skip
         for shift in shifts:
             if shift.mode != mode:
                 continue

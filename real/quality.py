@@ -34,6 +34,7 @@ from real.lossy.assess import LOOPS, Assessment, Loop, Weights, identity, sequen
 from real.lossy.harness import Tasks, harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
+from sim.intervals import OVER
 from sim.labels import labels_in, told
 from sim.outputs import own_folder
 from sim.trace import TraceError
@@ -143,8 +144,8 @@ def print_quality(loops: Sequence[Loop], console: Console) -> None:
     summary = loops[0].replayed.result.summary
     title = f"{summary['system']}: quality of what it serves"
     table = Table("", *(f"{loop.name} loop" for loop in loops), title=title,
-                  caption="In brackets: paired 95 % intervals over sequences. Against the same model at full "
-                  "precision, teacher-forced.")  # fmt: skip
+                  caption="Against the same model at full precision, teacher-forced. In brackets, paired: "
+                  f"{OVER}")  # fmt: skip
     rows: list[tuple[str, list[str]]] = [("sequences, decoded tokens", [
         f"{loop.decode.sequences}, {loop.decode.tokens}" for loop in loops])]  # fmt: skip
     for part in ("decode", "prefill"):

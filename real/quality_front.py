@@ -28,6 +28,7 @@ from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
 from real.quality import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.intervals import OVER
 from sim.labels import Labels, labels_in, write_on
 from sim.latency import decode_time_and_tokens
 from sim.outputs import own_folder
@@ -155,7 +156,7 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
     title = f"{surroundings(first)}: quality measured ({first.name} loop, {first.decode.sequences} sequences)"
     table = Table("", "front", "decode tokens/s", "x as it stands", "gate weight low; skipped, %",
                   "KL, millinats a token", "less that as it stands", "perplexity, %", title=title,
-                  title_justify="left", caption="In brackets: 95 % intervals, paired over sequences.")  # fmt: skip
+                  title_justify="left", caption=f"In brackets, paired: {OVER}")  # fmt: skip
     shown = [point for point in points if point.on_front or not point.varied]
     for point in shown:
         low, skip = point.proxy

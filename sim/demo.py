@@ -17,6 +17,7 @@ from rich.table import Table
 from sim.build import build, load_trace
 from sim.configure import changes, configure
 from sim.execute import Result, execute
+from sim.intervals import OVER
 from sim.labels import Labels, labels_in, told, write_on
 from sim.latency import decode_time_and_tokens
 from sim.paired import Paired, paired
@@ -92,7 +93,7 @@ def _paired(ours: Cell, theirs: Cell) -> Paired:
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
     some = cells[BASELINE, SHARES[0]].summary
     title = f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']}, {some['model']}"
-    caption = "; ".join([*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1."])
+    caption = "; ".join([*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1", OVER])
     table = Table("system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption)
     for system in SYSTEMS:
         row = []
@@ -125,8 +126,8 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"
     low, high = found.interval
     return (f"At {share:.0%} resident the fastest lossless system is {best}{also}, with {rate:.2f} tokens/s; {LOSSY} "
-            f"is {found.speedup:.2f}x {BASELINE} (paired 95 %: {low:.2f} to {high:.2f}) serving "
-            f"{quality['low_share']:.0%} of needs at low precision and skipping "
+            f"is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences} sequences: {low:.2f} to "
+            f"{high:.2f}) serving {quality['low_share']:.0%} of needs at low precision and skipping "
             f"{quality['skip_share']:.1%}.")  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
     left.legend(frameon=False, fontsize=8)
     _draw_stalls(right, cells)
     hardware = cells[BASELINE, SHARES[0]].summary["hardware"]
-    figure.suptitle(f"{hardware}, batch 1, 95 % intervals over sequences", fontsize=9)
+    figure.suptitle(f"{hardware}, batch 1, 95 % intervals over the trace's sequences", fontsize=9)
     write_on(figure, _labels(cells))
     figure.savefig(path, dpi=150)
     plt.close(figure)

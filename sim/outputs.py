@@ -20,6 +20,7 @@ from rich.table import Table
 
 from sim.bounds import METHODS
 from sim.frames import Frames
+from sim.intervals import OVER
 from sim.labels import Labels, caption, labels_in
 from sim.model import AS_STORED
 from sim.timeline import trace_events
@@ -142,8 +143,9 @@ def print_summary(summary: Summary, console: Console) -> None:
     """The table with the run's labels, and the sentence."""
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
     # A list among the overrides stands in brackets, which rich would take for markup.
-    labels = escape(_labels(labels_in(summary)))
-    table = Table("metric", "value", "95 % interval", title=escape(title), caption=labels)
+    labels = _labels(labels_in(summary))
+    told = escape(f"{labels}. {OVER}" if labels else OVER)
+    table = Table("metric", "value", "95 % interval", title=escape(title), caption=told)
     ci = summary["ci95"]
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
@@ -180,6 +182,10 @@ def _labels(labels: Labels) -> str:
     return caption([("", labels)])
 
 
+def _sequences(summary: Summary) -> str:
+    return f"{summary['trace']['sequences']} sequences"
+
+
 def answer(summary: Summary) -> str:
     """The run in one sentence."""
     rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
@@ -188,7 +194,7 @@ def answer(summary: Summary) -> str:
     main = max(parts, key=lambda name: parts[name]) if parts else None
     speed = "nothing is decoded" if rate is None else f"{rate:.3g} tokens/s"
     if interval is not None:
-        speed += f" (95 %: {interval[0]:.3g} to {interval[1]:.3g})"
+        speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g})"
     because = f", mostly {main.replace('_', ' ')}" if main else ""
     gap = summary["gap"]
     bound = (

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.intervals import OVER
 from sim.labels import Labels, from_row, labels_in, told, write_on
 
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
@@ -186,7 +187,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
     surroundings = _surroundings(points)
     table = Table("front", "system", "resident", "decode tokens/s", MEASURES[measure], "quality",
                   title="Speed and quality; " + "; ".join(surroundings), title_justify="left",
-                  caption="In brackets: 95 % intervals. Each row of a front is the fastest of its loss.")  # fmt: skip
+                  caption=f"Each row of a front is the fastest of its loss. In brackets: {OVER}")  # fmt: skip
     order = sorted(range(len(points)), key=lambda i: (points[i].key[1:4], points[i].loss is None, points[i].loss or 0,
                                                       -points[i].speed))  # fmt: skip
     for i in order:

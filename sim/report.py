@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.intervals import OVER
 from sim.labels import Labels, told, write_on
 from sim.outputs import own_folder
 from sim.reporting.figures import FIGURES
@@ -45,6 +46,7 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab: report</title>"
         "<link rel='icon' href='data:,'>"
         f"<style>{STYLE}</style></head><body><h1>{len(runs)} run{'s' * (len(runs) > 1)}</h1>{_labels(runs)}"
+        f"<p class='note'>{OVER}</p>"
         f"{_table(runs)}{''.join(sections)}</body></html>\n"
     )
     place = output_dir / "report.html"

@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sim.breakeven import Crossing, crossing, knee
+from sim.intervals import OVER
 from sim.labels import Labels, caption, labels_in, told
 from sim.latency import decode_time_and_tokens
 from sim.orphans import leave_with_parent
@@ -313,7 +314,7 @@ def _with_progress(name: str, words: Sequence[str], values: Sequence[float], dir
 def table_of(found: Answer, system: str) -> Table:
     """One row a point."""
     table = Table(found.axis, "", "decode tokens/s", "95 %", "waits", "hits", "times as fast", title=system,
-                  caption=escape(caption(found.labels)))  # fmt: skip
+                  caption=escape("; ".join([*told(found.labels), OVER])))  # fmt: skip
     for row in found.rows:
         times = "" if row.speedup is None else f"{row.speedup:.2f}{_between(row.speedup_interval)}"
         hits = "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"

@@ -49,7 +49,7 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             axis.set_ylim(0, None)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=8)
-        title = f"{system}; 95 % intervals over sequences"
+        title = f"{system}; 95 % intervals over the trace's sequences"
         figure.suptitle(title, fontsize=9)
         write_on(figure, found.labels)
         for kind in FORMATS:

@@ -40,7 +40,7 @@ def systems(axis: Any, runs: Runs) -> None:
         axis.annotate(f"{rate:.3g}", (max([rate, *(interval or [])]), place), xytext=(4, 0), va="center", fontsize=8,
                       textcoords="offset points")  # fmt: skip
     axis.invert_yaxis()
-    axis.set(xlabel="decode (tokens/s), 95 % interval over sequences", xlim=(0, None))
+    axis.set(xlabel="decode (tokens/s), 95 % interval over the trace's sequences", xlim=(0, None))
     axis.margins(x=0.15)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.intervals import OVER
 from sim.labels import Labels, labels_in
 from sim.labels import told as labels_told
 from sim.paired import Paired, paired
@@ -258,4 +259,4 @@ def told(study: str, result: SearchResult) -> str:
         got = "  ".join(f"{name} {fit:.4g} / {judged:.4g}"
                         for name, fit, judged in zip(names, found.fit, found.eval, strict=True))  # fmt: skip
         lines.append(f"{words}\n  {got}; on eval it decodes {found.speedup} as fast ({found.speedup.verdict})")
-    return "\n".join([*lines, *labels_told(result.labels)])
+    return "\n".join([*lines, *labels_told(result.labels), OVER])

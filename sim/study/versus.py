@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.comparison import PLACES, SAME, leaves, short
+from sim.intervals import OVER
 from sim.labels import Labels, labels_in, told
 from sim.paired import Paired, paired
 from sim.study.dataset import read_cells
@@ -160,7 +161,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
             table.add_row(escape(name_marked), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
                           *map(escape, ahead))  # fmt: skip
         console.print(table)
-    brackets = "In brackets: 95 % intervals; those of how many times are paired over sequences."
+    brackets = f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}"
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
     alone = [f"Beside no {name}: {one.system} ({one.overrides}): {one.why}." for one in found.alone]
     for line in (*labels, brackets, *alone):
