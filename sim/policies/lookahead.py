@@ -96,10 +96,14 @@ class ConfidentLookahead:
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         forecast = gate.routed(1)
-        scores = gate.lookahead(1)
-        if forecast is None or scores is None:
+        if forecast is None:
             return
-        if len(scores) > 1:
+        if len(forecast.experts) > 1:
+            yield forecast
+            return
+        scores = gate.lookahead(1)
+        if scores is None:
+            # A prompt of one token, of which only what it is forecast to choose was kept.
             yield forecast
             return
         wide = scores.astype(np.float64)

@@ -19,7 +19,7 @@ from sim.build import ROOT
 LAYERS = (
     {"units", "types", "record"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
-     "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log",
+     "trace_prefill", "trace_forecasts", "trace_checks", "trace_storage", "trace_parts", "residency_log",
      "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
      "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
