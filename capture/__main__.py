@@ -128,6 +128,8 @@ def _header(
         provenance["chat_template"] = True
     if settings.prefill_chunk:
         provenance["prefill_chunk"] = settings.prefill_chunk
+    if settings.prefill_lookahead != "counts":
+        provenance["prefill_lookahead"] = settings.prefill_lookahead
     if settings.hidden_share < 1:
         provenance["hidden_share"] = settings.hidden_share
     if settings.hidden_dtype != "int8":

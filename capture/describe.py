@@ -9,7 +9,7 @@ from fractions import Fraction
 from capture.expert_forms import UP
 from capture.hidden import hidden_file
 from sim.trace import Header
-from sim.trace_header import COUNTS_FILE
+from sim.trace_header import COUNTS_FILE, NORMS, forecasts_file
 
 
 def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
@@ -53,10 +53,15 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     if header.lookahead is not None:
         ahead = header.lookahead
         lines += [
-            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites{_position_text(ahead.position)}) for decode "
-            "rows, in "
+            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites{_position_text(ahead.position)}) for "
+            f"{'all' if header.provenance.get('prefill_lookahead') == 'rows' else 'decode'} rows, in "
             f"{'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}.",
         ]
+        lines += [
+            f"- `{forecasts_file(norm)}`: what the tokens of a prompt are forecast to choose together: how many, with "
+            "what weight, and their smallest score."
+            for norm in NORMS if forecasts_file(norm) in files
+        ]  # fmt: skip
     if "routers.safetensors" in files:
         lines += [
             "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead, `norm_scale` [S, H]."

@@ -21,9 +21,10 @@ from capture.rules import token_table
 from capture.settings import Settings
 from capture.shards import Shards
 from capture.sites import SiteFacts, Tokens, facts_of, load_tokens, measure_site, site_name, told_of
-from capture.units import Unit, hidden_sequences, record_unit, units_of
+from capture.units import Unit, hidden_sequences, prompt_rows, record_unit, scored_rows, units_of
 from sim.trace import DECODE, Header, Lookahead, Site, Trace, TraceSequence
-from sim.trace_header import Scalar
+from sim.trace_forecasts import forecast_cells
+from sim.trace_header import Scalar, forecasts_file
 from sim.trace_parts import header_of_part, write_trace_parts
 
 ROUTERS_FILE = "routers.safetensors"
@@ -84,12 +85,13 @@ class Recording:
         if self.plan.sparsities:
             thresholds = [self.shards.tensor(site_name(layer.site), "thresholds") for layer in self.layers]
             files[THRESHOLDS_FILE] = safetensors.torch.save({"thresholds": torch.stack(thresholds)})
-        files["README.md"] = describe(header, tokens.begins[-1], files).encode()
+        told = {*files, *map(forecasts_file, self._counted_norms(header))}
+        files["README.md"] = describe(header, tokens.begins[-1], told).encode()
         parts = self._parts(header, tokens)
         counted = header.prefill == "counts"
         num_rows = int((tokens.phase == DECODE).sum()) if counted else tokens.begins[-1]
         header = write_trace_parts(
-            self.settings.output_dir, header, parts, num_rows, files,
+            self.settings.output_dir, header, parts, num_rows, files, forecast_norms=self._counted_norms(header),
             compression=COMPRESSION, compression_level=COMPRESSION_LEVEL,
         )  # fmt: skip
         self.shards.remove()
@@ -182,14 +184,27 @@ class Recording:
         columns = {name: column(name) for name in (*TOKEN_COLUMNS, "ids", "weights")}
         columns["step"] = (columns["step"] + first_step).astype(np.int32)
         sequences = range(unit.first, unit.first + len(unit.passages))
+        scored = scored_rows(columns["phase"], columns["valid"], self.settings)
+        prompts = prompt_rows(columns["phase"], columns["valid"])
+        rules = [site.rule for site in header.sites]
+        step, sequence = columns["step"][prompts], columns["sequence"][prompts]
         return Trace(
             header_of_part(header, sequences),
             **columns,
             logits=column("logits") if self.settings.logits else None,
-            lookahead={norm: _spread(decode, column(f"lookahead_{norm}")) for norm in self.plan.norms},
+            lookahead={norm: _spread(scored, column(f"lookahead_{norm}")) for norm in self.plan.norms},
             expert_norms=measured("norms"),
             active_shares=measured("shares"),
+            prompt_forecasts={
+                norm: forecast_cells(rules, header.model.top_k, step, sequence, column(f"prompt_lookahead_{norm}"))
+                for norm in self._counted_norms(header)
+            },
         )
+
+    def _counted_norms(self, header: Header) -> tuple[str, ...]:
+        """The norms whose forecasts of prompts are counted."""
+        counted = self.settings.prefill_lookahead == "counts" and any(site.rule is not None for site in header.sites)
+        return self.plan.norms if counted else ()
 
 
 def _spread(chosen: Array, values: Array) -> Array:

@@ -14,6 +14,7 @@ CONTINUATIONS = ("document", "greedy")
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 HIDDEN_DTYPES = ("int8", "float16")
 CHATS = ("auto", "no")
+PREFILL_LOOKAHEADS = ("counts", "rows", "no")
 AUTO = "auto"
 DEFAULT_LOOKAHEAD, DEFAULT_SPARSITIES = 3, (0.5, 0.8, 0.9)
 
@@ -37,7 +38,9 @@ class Settings:
 
     None means: whatever this model allows, and the trace says what was left out and why; a stated value that the model
     does not allow is refused. ``lookahead`` is the depth in sites (0 for none) of scores fed with what is seen at
-    ``lookahead_position``, by ``norms``. ``sparsities`` are those of the activation shares (none for no measurement
+    ``lookahead_position``, by ``norms``; of prompts ``prefill_lookahead`` keeps what their rows are forecast to choose
+    together (``counts``, see `sim.trace_forecasts`), every row's scores (``rows``, as large as those of decoded rows),
+    or nothing (``no``). ``sparsities`` are those of the activation shares (none for no measurement
     inside experts). ``hidden_sequences`` of each split also keep gate inputs and channel masks, of ``hidden_share`` of
     their decode rows, gate inputs as ``hidden_dtype``.
 
@@ -61,6 +64,7 @@ class Settings:
     lookahead: int | None = None
     lookahead_position: str = "gate_in"
     norms: tuple[str, ...] | None = None
+    prefill_lookahead: str = "counts"
     sparsities: tuple[float, ...] | None = None
     hidden_sequences: int = 4
     hidden_share: float = 1.0
@@ -104,6 +108,11 @@ def _check_together(settings: Settings) -> None:
         raise SettingError("prefill_chunk would cut the padding of a batch; set batch=1, or prefill_chunk=0")
     if settings.batch > 1 and settings.prefill == "counts":
         raise SettingError("prefill=counts keeps no padding, which a batch's prompts have; set batch=1")
+    if settings.prefill_lookahead == "rows" and settings.prefill == "counts":
+        raise SettingError(
+            "prefill_lookahead=rows keeps scores of rows that prefill=counts leaves out; choose "
+            "prefill_lookahead=counts, or prefill=rows"
+        )
     if settings.lookahead and not settings.logits:
         raise SettingError("lookahead is checked against logits; set logits=yes, or lookahead=0")
 
@@ -222,6 +231,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "lookahead": _or_auto(_integer(0)),
     "lookahead_position": _one(POSITIONS),
     "norms": _or_auto(_some(NORMS)),
+    "prefill_lookahead": _one(PREFILL_LOOKAHEADS),
     "sparsities": _or_auto(_shares),
     "hidden_sequences": _integer(0),
     "hidden_share": _share,

@@ -52,8 +52,9 @@ def record_unit(
 ) -> None:  # fmt: skip
     """Run a unit and save what was recorded.
 
-    The shard holds the columns over its N rows (steps counted from 0), lookahead over its decode rows, ``kept`` [N]
-    (whose gate inputs belong to the trace), and inputs over the rows ``input_rows``.
+    The shard holds the columns over its N rows (steps counted from 0), lookahead over the rows that `scored_rows`
+    names, that of prompts to be counted (``prompt_lookahead_NORM``) over their rows, ``kept`` [N] (whose gate inputs
+    belong to the trace), and inputs over the rows ``input_rows``.
     """
     rows = run_batch(
         model, layers, unit.passages, settings.decode_tokens,
@@ -71,8 +72,11 @@ def record_unit(
     tensors |= {"ids": torch.from_numpy(rows.ids), "weights": torch.from_numpy(rows.weights)}
     if rows.logits is not None:
         tensors["logits"] = torch.from_numpy(rows.logits)
-    for norm, scores in plan.lookahead(layers, rows, decode).items():
+    for norm, scores in plan.lookahead(layers, rows, scored_rows(rows.phase, rows.valid, settings)).items():
         tensors[f"lookahead_{norm}"] = scores
+    if settings.prefill_lookahead == "counts":
+        for norm, scores in plan.lookahead(layers, rows, prompt_rows(rows.phase, rows.valid)).items():
+            tensors[f"prompt_lookahead_{norm}"] = scores
     if wanted.any():
         places = torch.from_numpy(np.flatnonzero(wanted))
         tensors["input_rows"] = places
@@ -81,6 +85,16 @@ def record_unit(
             if values is not None:
                 tensors[name] = values[places]
     shards.save(unit.name, tensors, {"rows": len(decode), "steps": int(rows.step[-1]) + 1})
+
+
+def scored_rows(phase: Array, valid: Array, settings: Settings) -> Array:
+    """Of rows [N] those whose lookahead scores the trace keeps: decoded ones, or all that are real tokens."""
+    return np.asarray(valid & ((phase == DECODE) | (settings.prefill_lookahead == "rows")))
+
+
+def prompt_rows(phase: Array, valid: Array) -> Array:
+    """Of rows [N] the real tokens of prompts."""
+    return np.asarray(valid & (phase != DECODE))
 
 
 def _sampled(unit: Unit, count: int, settings: Settings) -> Array:

@@ -83,7 +83,8 @@ def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, n
 class LiveWorkload:
     """``workload`` with gates that a model shows, through ``eyes``; it is changed.
 
-    Rows that its trace has lookahead for get it live; active shares stay where the eyes have no thresholds.
+    Rows that its trace has lookahead for get it live, those of forecast prompts row by row, too; active shares stay
+    where the eyes have no thresholds.
     ``keeps_inputs``: what routers were fed stays, for predictors
     that read it. ``start``, ``steps`` and all else are the workload's.
     """
@@ -94,13 +95,13 @@ class LiveWorkload:
         lookahead = dict(trace.lookahead)
         if workload.depth:
             kept = lookahead[workload.norm]
-            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1))
+            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1)) | _forecast_prompts(workload)
             lookahead[workload.norm] = kept.copy()
         logits, shares = trace.logits, trace.active_shares
         self.trace = replace(
             trace, token=trace.token.copy(), ids=trace.ids.copy(), weights=trace.weights.copy(), lookahead=lookahead,
             logits=None if logits is None else logits.astype(np.float32),
-            active_shares=None if shares is None else shares.copy(),
+            active_shares=None if shares is None else shares.copy(), prompt_forecasts={},
         )  # fmt: skip
         workload.take(self.trace)
         self.inputs: NDArray[np.float32] | None = None
@@ -175,6 +176,15 @@ class LiveWorkload:
                 f"site {site}: the rule of trace {header.name} gives only {alike:.0%} of this model's own choices, so "
                 f"lookahead has no meaning; capture a trace of this model, or choose predictor=none"
             )
+
+
+def _forecast_prompts(workload: Workload) -> NDArray[np.bool_]:
+    """The rows [N] of the trace's prompts that it keeps forecasts of, of those that the run reads whole."""
+    trace, cells = workload.trace, workload.trace.prompt_forecasts.get(workload.norm)
+    if cells is None:
+        return np.zeros(len(trace.step), np.bool_)
+    told = [number for number in cells["sequence"].unique().to_list() if number in workload.whole_prompts]
+    return np.asarray(np.isin(trace.sequence, told) & trace.valid & (trace.phase != DECODE))
 
 
 class LiveChoice:

@@ -6,6 +6,7 @@ when somebody asks for them.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray
-from sim.trace import Trace
+from sim.routing import shares_above
+from sim.trace import DECODE, Trace
+from sim.trace_forecasts import DealtForecasts, deal, prompt_rows
 
 Rows = slice | NDArray[np.int64]
 """Which rows of a `Choices`: a run of them, or their numbers."""
@@ -63,11 +66,12 @@ class Union:
 
 class Choices:
     """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts ``depth`` sites
-    ahead from the lookahead scores of ``norm``.
+    ahead from the lookahead scores of ``norm``. Prompts of the sequences ``whole`` are read whole: of what the trace
+    keeps of their forecasts together their rows are dealt.
     """
 
-    def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str) -> None:
-        self.trace, self.row, self.depth, self.norm = trace, row, depth, norm
+    def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str, whole: Collection[int] = ()) -> None:
+        self.trace, self.row, self.depth, self.norm, self.whole = trace, row, depth, norm, frozenset(whole)
         self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
         self.units = self.experts + 1
         encoder = trace.header.encoder_sites
@@ -90,6 +94,37 @@ class Choices:
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
         """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        return self._forecast[0], self._forecast[1]
+
+    @cached_property
+    def forecast_scores(self) -> FloatArray:
+        """Eq. 2 score of ``forecasts``, [N, S, J, K]."""
+        return self._forecast[2]
+
+    @cached_property
+    def _forecast(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        experts, weights = self._selected()
+        scores = shares_above(weights)
+        for places, rows in self._dealt_prompts():
+            order = need_order(rows.experts, rows.weights)
+            for column, values in ((experts, rows.experts), (weights, rows.weights), (scores, rows.scores)):
+                column[places] = np.take_along_axis(values, order, -1)
+        return experts, weights, scores
+
+    def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
+        """Where the rows of prompts stand here, and what they are dealt."""
+        frame, trace = self.trace.prompt_forecasts.get(self.norm), self.trace
+        if frame is None or not self.whole:
+            return
+        prompt = trace.valid[self.row] & (trace.phase[self.row] != DECODE)
+        rows = prompt_rows(trace.step[self.row], trace.sequence[self.row], np.flatnonzero(prompt))
+        for pair, dealt in deal(frame, self.sites, self.depth, self.top_k).items():
+            places = rows.get(pair)
+            if pair[1] in self.whole and places is not None and len(places) == len(dealt.experts):
+                yield places, dealt
+
+    def _selected(self) -> tuple[IntArray, FloatArray]:
+        """What the rules select from the rows' own scores."""
         lookahead, name = self.trace.lookahead[self.norm], self.trace.header.name
         experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
         weights = np.zeros(experts.shape, np.float32)
@@ -105,10 +140,6 @@ class Choices:
                 known = np.flatnonzero(np.isfinite(scores).all(axis=1))
                 experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(scores[known], self.top_k)
         return experts, weights
-
-    @cached_property
-    def forecast_scores(self) -> FloatArray:
-        return shares_above(self.forecasts[1])
 
     def union(self, rows: Rows) -> Union:
         """The needs of ``rows`` at every site."""
@@ -200,16 +231,6 @@ def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> Site
 
 def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in keys]
-
-
-def shares_above(weights: FloatArray) -> FloatArray:
-    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts).
-
-    ``weights`` [.., K], in descending order.
-    """
-    wide = weights.astype(np.float64)
-    total = wide.sum(-1, keepdims=True)
-    return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)
 
 
 def _apart(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]) -> Needs:

@@ -270,6 +270,8 @@ def _why_none(run: RunLog, names: Names, row: dict[str, Any], step: int, site: i
     depth = run.choice("predictor", "sites")
     if run.ticks_of_step(step)[0] == row["tick"]:
         return "No prefetch was queued: its gate is the step's first, and lookahead stays inside a step."
+    if row["phase"] == "prefill" and run.choice("predictor", "prompts") is False:
+        return "No prefetch was queued: the system forecasts decoded tokens only."
     if predictor not in BY_RANK:
         return f"No prefetch was queued for it in this step; what {predictor} forecast no row tells."
     if foreseen is None or not foreseen:
@@ -284,6 +286,8 @@ def _why_none(run: RunLog, names: Names, row: dict[str, Any], step: int, site: i
         rows = "" if forecast.rows == 1 else f" at best (of {forecast.rows} tokens)"
         where = f"{forecast.ahead} site{'s' if forecast.ahead > 1 else ''} before ({names.site(site - forecast.ahead)})"
         rank = f"{where} the lookahead ranked it {forecast.rank} of {run.experts}{rows}"
+        if forecast.rank is None:
+            rank = f"{where} {forecast.chosen_by or 'none'} of the prompt's {forecast.rows} tokens named it"
         if not forecast.chosen_by:
             parts.append(_capital(f"{rank}, outside the {top_k} forecast."))
         else:

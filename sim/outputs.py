@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.bounds import METHODS
+from sim.forecasts import NOT
 from sim.frames import Frames
 from sim.intervals import OVER
 from sim.labels import Labels, caption, labels_in
@@ -187,7 +188,7 @@ def _sequences(summary: Summary) -> str:
 
 
 def answer(summary: Summary) -> str:
-    """The run in one sentence."""
+    """The run in one sentence, and why its prompts were not forecast, if they would have been."""
     rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
     waiting = sum(summary["stall_s"].values()) / summary["makespan_s"]
     parts = {name: value for name, value in summary["stall_s"].items() if value}
@@ -207,8 +208,15 @@ def answer(summary: Summary) -> str:
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
     at = "" if best in AS_STORED else f" at {best}"
     note = f" [{label}]" if (label := _labels(replace(labels, lossy=None))) else ""
+    note += _prompts(summary)
     return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "
             f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip
+
+
+def _prompts(summary: Summary) -> str:
+    """Why prompts were not forecast, where the system would have; nothing otherwise."""
+    told = summary["prediction"].get("prompts") or ""
+    return f" Prompts were {told}." if told.startswith(NOT) else ""
 
 
 def served(summary: Mapping[str, Any]) -> str:

@@ -205,3 +205,13 @@ def _largest(values: Floats, count: int) -> NDArray[np.int64]:
         # -inf marks both "taken" and "not eligible"; check_experts makes sure that enough are left.
         left[rows, picked[:, rank]] = -np.inf
     return picked
+
+
+def shares_above(weights: NDArray[np.floating]) -> Floats:
+    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts).
+
+    ``weights`` [.., K], in descending order.
+    """
+    wide = weights.astype(np.float64)
+    total = wide.sum(-1, keepdims=True)
+    return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)

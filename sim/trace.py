@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from sim.trace_checks import check_rows
 from sim.trace_fields import HEADER_FILE, TraceError
+from sim.trace_forecasts import read_forecasts
 from sim.trace_header import (
     COUNTS_FILE,
     ROUTES_FILE,
@@ -39,6 +40,7 @@ from sim.trace_header import (
     TraceSequence,
     check_header,
     check_path,
+    forecasts_file,
     parse_header,
     trace_sha256,
 )
@@ -86,8 +88,10 @@ def write_trace(
     check_header(trace.header)
     check_rows(trace)
     files = dict(extra_files or {})
+    for norm, frame in trace.prompt_forecasts.items():
+        files |= table_file(forecasts_file(norm), [frame])
     if trace.header.prefill == "counts":
-        files |= counts_file([count_prompts(trace)])
+        files |= table_file(COUNTS_FILE, [count_prompts(trace)])
         trace = decoded_part(trace)
     frame = trace_frame(trace)
 
@@ -97,9 +101,9 @@ def write_trace(
     return publish(directory, trace.header, write_routes, files)
 
 
-def counts_file(frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
-    """The file of prompts that are kept as counts, from those of parts in order, once it is asked for."""
-    return {COUNTS_FILE: lambda place: pl.concat(frames).write_parquet(place, compression="zstd")}
+def table_file(path: str, frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
+    """A file beside the rows, from the tables of parts in order, once it is asked for."""
+    return {path: lambda place: pl.concat(frames).write_parquet(place, compression="zstd")}
 
 
 def check_new(directory: str | Path) -> None:
@@ -154,6 +158,8 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
     trace = _build(header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored)
     if header.prefill == "counts":
         trace = deal_prompts(trace, _load_counts(root / COUNTS_FILE, header, stored))
+    norms = [norm for norm in header.forecast_norms if f"lookahead_{norm}" in stored]
+    trace = replace(trace, prompt_forecasts={norm: read_forecasts(root, norm, header) for norm in norms})
     check_rows(trace)
     return _freeze(trace)
 

@@ -7,6 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.trace_fields import HEADER_FILE, TraceError
+from sim.trace_forecasts import check_forecasts
 from sim.trace_header import ROUTES_FILE
 from sim.trace_rows import CHUNK, DECODE, ROW_DTYPES, Float32s, Trace
 
@@ -23,6 +24,7 @@ def check_rows(trace: Trace) -> None:
     _check_lookahead(trace)
     if trace.header.encoder_sites:
         _check_stacks(trace)
+    check_forecasts(trace)
 
 
 def _refuse(name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:

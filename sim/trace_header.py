@@ -24,6 +24,7 @@ from sim.trace_fields import (
 SCHEMA = 1
 ROUTES_FILE = "routes.parquet"
 COUNTS_FILE = "prefill_counts.parquet"
+FORECASTS_FILE = "prefill_forecasts_{norm}.parquet"
 PREFILLS = ("rows", "counts")
 SOURCES = ("captured", "imported", "synthetic")
 SPLITS = ("fit", "eval")
@@ -160,6 +161,11 @@ class Header:
         return sum(site.stack == "encoder" for site in self.sites)
 
     @property
+    def forecast_norms(self) -> tuple[str, ...]:
+        """The norms of which the trace has forecasts of prompts (`sim.trace_forecasts`)."""
+        return tuple(norm for norm in NORMS if forecasts_file(norm) in self.files)
+
+    @property
     def null_experts(self) -> int:
         """How many of the model's experts, the last ones, compute nothing: as its rules say."""
         return max((site.rule.null_experts for site in self.sites if site.rule is not None), default=0)
@@ -187,6 +193,11 @@ class Header:
         if self.prefill == "rows":
             del plain["prefill"]
         return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def forecasts_file(norm: str) -> str:
+    """The file of a trace with the forecasts of prompts of one norm."""
+    return FORECASTS_FILE.format(norm=norm)
 
 
 def trace_sha256(header: Header) -> str:
@@ -239,6 +250,10 @@ def check_header(header: Header) -> None:
         raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must come with their column, and only then")
     if list(header.sparsities) != sorted(set(header.sparsities)):
         raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must be ascending and distinct")
+    for norm in header.forecast_norms:
+        if header.lookahead is None or norm not in header.lookahead.norms:
+            rule = "must not be listed where the lookahead has no such norm"
+            raise TraceError(HEADER_FILE, "files", forecasts_file(norm), rule)
     for index, finding in enumerate(header.findings or ()):
         for name, among in (("sequences", set(sequences)), ("sites", set(numbers))):
             if not among.issuperset(getattr(finding, name)):

@@ -5,7 +5,7 @@ from which the parquet file is then made one site at a time.
 """
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sim.trace import Content, check_new, counts_file, publish
+from sim.trace import Content, check_new, publish, table_file
 from sim.trace_checks import check_rows
 from sim.trace_fields import TraceError
-from sim.trace_header import ROUTES_FILE, Header, check_header
+from sim.trace_header import COUNTS_FILE, ROUTES_FILE, Header, check_header, forecasts_file
 from sim.trace_prefill import count_prompts, decoded_part
 from sim.trace_rows import ROW_DTYPES, Trace
 from sim.trace_storage import Stored, column_of, fixed_point, stored_columns
@@ -32,6 +32,7 @@ def write_trace_parts(
     num_rows: int,
     extra_files: Mapping[str, Content] | None = None,
     *,
+    forecast_norms: Collection[str] = (),
     compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
@@ -39,11 +40,14 @@ def write_trace_parts(
 
     ``header`` is that of the whole trace, with ``columns`` filled; a part's header has those of the sequences that the
     part holds. The parts have ``num_rows`` token-rows together, of which a header with ``prefill: counts`` keeps the
-    decoded ones. Memory: one part, and one site of the whole.
+    decoded ones. Of ``forecast_norms`` every part brings its prompts' forecasts. Memory: one part, and one site of the
+    whole.
     """
     check_new(directory)
     check_header(header)
-    prompts: list[pl.DataFrame] = []
+    tables: dict[str, list[pl.DataFrame]] = {COUNTS_FILE: []} if header.prefill == "counts" else {}
+    for norm in forecast_norms:
+        tables[forecasts_file(norm)] = []
 
     def write_routes(place: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{Path(directory).name}.", dir=place.parent.parent) as scratch:
@@ -51,13 +55,17 @@ def write_trace_parts(
             for part in parts:
                 columns.add(part)
                 if header.prefill == "counts":
-                    prompts.append(count_prompts(part))
+                    tables[COUNTS_FILE].append(count_prompts(part))
+                for norm, frame in part.prompt_forecasts.items():
+                    tables[forecasts_file(norm)].append(frame)
             frames = columns.site_files()
             pl.scan_ipc(frames).sink_parquet(
                 place, compression=compression, compression_level=compression_level, maintain_order=True
             )
 
-    files = dict(extra_files or {}) | (counts_file(prompts) if header.prefill == "counts" else {})
+    files = dict(extra_files or {})
+    for path, frames in tables.items():
+        files |= table_file(path, frames)
     return publish(directory, header, write_routes, files)
 
 

@@ -39,6 +39,9 @@ class Trace:
     K], the norm of each selected expert's output before weighting; ``active_shares`` [N, S, K, P], the share of
     channels at or above the threshold of each of the header's P sparsities, NaN where not recorded: those of
     ``|x W_up|``, or of what ``active_shares_of`` in the header's provenance names.
+
+    ``prompt_forecasts``, by norm: what the rows of prompts, which then have no ``lookahead``, are forecast to choose
+    together, as cells (`sim.trace_forecasts`); read with the norm's lookahead.
     """
 
     header: Header
@@ -54,3 +57,4 @@ class Trace:
     lookahead: Mapping[str, Float32s] = field(default_factory=dict)
     expert_norms: Float32s | None = None
     active_shares: Float32s | None = None
+    prompt_forecasts: Mapping[str, pl.DataFrame] = field(default_factory=dict)

@@ -227,13 +227,13 @@ class Workload:
             vars(self).pop(name, None)
 
     def _use_rows(self, rows: NDArray[np.int64]) -> None:
-        self.choices = Choices(self.trace, rows, self.depth, self.norm)
+        self.choices = Choices(self.trace, rows, self.depth, self.norm, self.whole_prompts)
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
 
     def take(self, trace: Trace) -> None:
         """Go on with another trace of the same rows, or with this one when its values have been written over."""
         self.trace = trace
-        self.choices = Choices(trace, self.choices.row, self.depth, self.norm)
+        self.choices = Choices(trace, self.choices.row, self.depth, self.norm, self.whole_prompts)
         self._forget()
 
     def _limits_of_steps(self) -> Limits:
@@ -249,6 +249,14 @@ class Workload:
         is_last = np.append(is_first[1:], True)
         held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
         return Limits(round(held.cumsum().max()), max(counts))
+
+    @cached_property
+    def whole_prompts(self) -> frozenset[int]:
+        """The sequences of the run whose recorded prompt is read in one piece, or in the pieces of its recording."""
+        if self.prefill_chunk is not None:
+            return frozenset()
+        recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
+        return frozenset(item.sequence for item in self.sequences if item.prompt_tokens >= recorded[item.sequence])
 
     # ---- rows, in the order of the run
 

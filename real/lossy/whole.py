@@ -18,7 +18,8 @@ from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import Decide, Forward, Served, all_at, mixing, plain_forward
 from real.lossy.texts import Text, following, read_whole
 from real.lossy.variants import Variants
-from sim.choices import need_order, shares_above
+from sim.choices import need_order
+from sim.routing import shares_above
 
 ENCODER_PROMPT = 64
 """Tokens of a text that an encoder reads; what follows is the decoder's."""

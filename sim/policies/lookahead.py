@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sim.policies.base import Choice, FloatArray, Gate, IntArray
+from sim.policies.placements import DECODE
 from sim.policies.row_forecast import RowForecast, check_count, count_of
 
 
@@ -43,23 +44,28 @@ class BestOf:
 class GateLookahead:
     """The routers of the next ``sites`` sites, fed with this site's gate input.
 
-    Forecasts come nearest site first and end where the trace has none (after the last site, in prefill). Whether the
-    walk stops at the first site that lacks an expert is the loader's ``depth``. ``experts``: at most so many experts a
-    site, the best (None: what the site's own rule selects).
+    Forecasts come nearest site first and end where the trace has none (after the last site). Whether the walk stops at
+    the first site that lacks an expert is the loader's ``depth``. ``experts``: at most so many experts a site, the best
+    (None: what the site's own rule selects). Without ``prompts`` nothing is forecast in a step that holds a prompt's
+    rows.
 
     Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT, arXiv:2411.01433, sec. 3.3.
     """
 
     learns = False
 
-    def __init__(self, sites: int, experts: int | None = None) -> None:
+    def __init__(self, sites: int, experts: int | None = None, prompts: bool = True) -> None:
         if not isinstance(sites, int) or isinstance(sites, bool) or sites < 1:
             raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1; or choose predictor=none")
         if experts is not None and (not isinstance(experts, int) or isinstance(experts, bool) or experts < 1):
             raise ValueError(f"predictor.experts={experts!r} must be a whole number >= 1, or null for the rule's own")
-        self.lookahead_sites, self.experts = sites, experts
+        if not isinstance(prompts, bool):
+            raise ValueError(f"predictor.prompts={prompts!r} must be true or false: whether prompts are forecast, too")
+        self.lookahead_sites, self.experts, self.prompts = sites, experts, prompts
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
+        if not self.prompts and (gate.row_phase != DECODE).any():
+            return ()
         found = gate.forecasts(self.lookahead_sites)
         return found if self.experts is None else (BestOf(choice, self.experts) for choice in found)
 
@@ -96,10 +102,14 @@ class ConfidentLookahead:
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         forecast = gate.routed(1)
-        scores = gate.lookahead(1)
-        if forecast is None or scores is None:
+        if forecast is None:
             return
-        if len(scores) > 1:
+        if len(forecast.experts) > 1:
+            yield forecast
+            return
+        scores = gate.lookahead(1)
+        if scores is None:
+            # A prompt of one token, of which only what it is forecast to choose was kept.
             yield forecast
             return
         wide = scores.astype(np.float64)

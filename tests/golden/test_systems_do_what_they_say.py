@@ -14,6 +14,7 @@ import pytest
 
 from sim.build import ROOT
 from sim.execute import execute
+from sim.outputs import answer
 from sim.run import Run
 from sim.trials import prepared
 from sim.types import Event
@@ -58,6 +59,12 @@ class Ran:
         """By tick, how many sites ahead each of these lies."""
         site_of, gate_site = self.run.controller.geometry.site_of, self.run.workload.gate_site.tolist()
         return {tick: [site_of(key) - gate_site[tick] for key in keys] for tick, keys in self.queued.items()}
+
+    def queued_in_prompts(self) -> int:
+        """How many prefetches gates of prompts queued."""
+        workload = self.run.workload
+        is_prompt = [not step.decode for step in workload.steps]
+        return sum(len(keys) for tick, keys in self.queued.items() if is_prompt[workload.gate_step[tick]])
 
     def most_queued(self) -> int:
         return max(map(len, self.queued.values()), default=0)
@@ -187,6 +194,45 @@ def test_of_every_system_something_is_said() -> None:
 )
 def test_a_system_does_what_its_source_says(system: str) -> None:
     assert CLAIMS[system].holds(run_of(f"system={system}")), CLAIMS[system].says
+
+
+SCORES_LACK = "not forecast: the predictor reads each token's scores, which trace tiny_mixtral keeps of decoded tokens"
+PROMPTS = {
+    "fate": "forecast",
+    "hobbit": "forecast",
+    "eap": "forecast",
+    "edgemoe": "forecast",
+    "moe_infinity": "forecast",
+    "mixtral_offloading": "not forecast by the system",
+    "adapmoe": "not forecast by the system",
+    "floe": SCORES_LACK,
+    "promoe": SCORES_LACK,
+}
+"""What becomes of prompts, as each system's file says with its source."""
+
+
+@pytest.mark.parametrize("system", PROMPTS)
+def test_a_system_prefetches_in_prompts_or_the_run_says_why_not(system: str) -> None:
+    ran = run_of(f"system={system}")
+    told = ran.summary["prediction"]["prompts"]
+    assert told.startswith(PROMPTS[system])
+    assert (ran.queued_in_prompts() > 0) == (told == "forecast")
+    assert (ran.summary["prediction"]["prefill"] is not None) == (told == "forecast")
+    assert ("Prompts were not forecast: " in answer(ran.summary)) == told.startswith("not forecast: ")
+
+
+def test_what_a_system_leaves_out_by_design_another_predictor_does() -> None:
+    for system in ("mixtral_offloading", "adapmoe"):
+        ran = run_of(f"system={system}", "predictor=gate_lookahead_1")
+        assert ran.queued_in_prompts() > 0
+        assert ran.summary["prediction"]["prompts"] == "forecast"
+
+
+def test_nearly_all_that_a_prompt_needs_is_forecast() -> None:
+    """HOBBIT, section 5.5.2: of a prompt nearly all experts are used, so that a forecast is nearly always right."""
+    prefill = run_of("system=hobbit").summary["prediction"]["prefill"]
+    assert prefill["recall_at_issued"] > 0.95
+    assert prefill["precision"] > 0.95
 
 
 @pytest.mark.thorough

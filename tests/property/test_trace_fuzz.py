@@ -10,6 +10,7 @@ import json
 import math
 import random
 import shutil
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.trace import DECODE, Trace, TraceError, read_trace, write_trace
+from unit.sim.cells import with_cells, with_random_scores
 from unit.sim.traces import EXTRA, edit_header, make_trace, rehash
 
-ROUTES = "routes.parquet"
+ROUTES, CELLS = "routes.parquet", "prefill_forecasts_raw.parquet"
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = st.sampled_from(
     [-(10**6), -(1 << 15), -2, -1, 0, 1, 2, 5, 6, 7, 127, 128, 255, 1 << 15, 1 << 31, (1 << 63) - 1]
@@ -38,9 +40,9 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace with every column, weights and scores in steps."""
+    """A trace with every column, weights and scores in steps, and its prompts' forecasts."""
     directory = tmp_path_factory.mktemp("whole") / "trace"
-    write_trace(directory, make_trace(step=1 / 16), EXTRA)
+    write_trace(directory, with_cells(with_random_scores(make_trace(step=1 / 16))), EXTRA)
     return directory
 
 
@@ -99,13 +101,37 @@ def holds(trace: Trace) -> None:
             assert all(weight == 0 for expert, weight in zip(ids, weights, strict=True) if expert == -1)
     for number, item in sequences.items():
         assert counts[number] == (item.prompt_tokens, item.decode_tokens)
+    for norm, frame in trace.prompt_forecasts.items():
+        cells_hold(trace, norm, frame)
+
+
+def cells_hold(trace: Trace, norm: str, frame: pl.DataFrame) -> None:
+    """Prompts' forecasts: of each place the choices of as many rows as the prompt has in that step."""
+    model, ahead = trace.header.model, trace.header.lookahead
+    assert ahead is not None
+    assert norm in ahead.norms
+    prompts = [row for row in range(len(trace.step)) if trace.valid[row] and trace.phase[row] != DECODE]
+    rows = Counter((int(trace.step[row]), int(trace.sequence[row])) for row in prompts)
+    total: Counter[tuple[int, ...]] = Counter()
+    for step, sequence, site, distance, expert, tokens, weight, score in frame.rows():
+        assert (step, sequence) in rows
+        assert 0 <= site < site + distance < model.sites
+        assert 1 <= distance <= ahead.depth
+        assert -1 <= expert < model.experts
+        assert tokens > 0
+        assert expert == -1 or tokens <= rows[step, sequence]
+        assert 0 <= weight < math.inf
+        assert 0 <= score <= 1
+        total[step, sequence, site, distance] += tokens
+    assert len({row[:5] for row in frame.rows()}) == frame.height
+    assert all(count == model.top_k * rows[place[:2]] for place, count in total.items())  # type: ignore[index]
 
 
 @FUZZ
 @given(
     where=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
-    name=st.sampled_from(["header.json", ROUTES, "README.md", "hidden/part.bin"]),
+    name=st.sampled_from(["header.json", ROUTES, CELLS, "README.md", "hidden/part.bin"]),
 )
 def test_any_flipped_bit_is_refused_or_changes_nothing_but_the_header(
     whole: Path, copy: Path, where: float, bit: int, name: str
@@ -124,7 +150,7 @@ def test_any_flipped_bit_is_refused_or_changes_nothing_but_the_header(
 
 
 @FUZZ
-@given(share=st.floats(0, 1, exclude_max=True), name=st.sampled_from(["header.json", ROUTES, "README.md"]))
+@given(share=st.floats(0, 1, exclude_max=True), name=st.sampled_from(["header.json", ROUTES, CELLS, "README.md"]))
 def test_any_truncated_file_is_refused_by_name(whole: Path, copy: Path, share: float, name: str) -> None:
     directory = fresh(whole, copy)
     content = (directory / name).read_bytes()
@@ -225,11 +251,34 @@ def test_mutated_columns_are_refused_or_keep_the_rules(whole: Path, copy: Path, 
 
 @FUZZ
 @given(data=st.data())
+def test_mutated_forecasts_of_prompts_are_refused_or_keep_the_rules(
+    whole: Path, copy: Path, data: st.DataObject
+) -> None:
+    directory = fresh(whole, copy)
+    frame = pl.read_parquet(directory / CELLS)
+    for _ in range(data.draw(st.integers(1, 2))):
+        name = data.draw(st.sampled_from(frame.columns))
+        row, dtype = data.draw(st.integers(0, len(frame) - 1)), frame.schema[name]
+        values = frame[name].to_list()
+        near = st.sampled_from([values[row] + 1, values[row] - 1])
+        values[row] = data.draw(FLOATS if dtype.is_float() else NUMBERS | near)
+        try:
+            frame = frame.with_columns(pl.Series(name, values, dtype=dtype))
+        except (TypeError, OverflowError, pl.exceptions.PolarsError):
+            frame = frame.with_columns(pl.Series(name, values, dtype=pl.Float64))
+    frame.write_parquet(directory / CELLS)
+    rehash(directory)
+    read_or_refuse(directory)
+
+
+@FUZZ
+@given(data=st.data())
 def test_moved_dropped_and_doubled_rows_are_refused_or_keep_the_rules(
     whole: Path, copy: Path, data: st.DataObject
 ) -> None:
     directory = fresh(whole, copy)
-    frame = pl.read_parquet(directory / ROUTES)
+    name = data.draw(st.sampled_from([ROUTES, CELLS]))
+    frame = pl.read_parquet(directory / name)
     order = list(range(len(frame)))
     for _ in range(data.draw(st.integers(1, 3))):
         one, other = data.draw(st.integers(0, len(order) - 1)), data.draw(st.integers(0, len(order) - 1))
@@ -240,10 +289,10 @@ def test_moved_dropped_and_doubled_rows_are_refused_or_keep_the_rules(
             del order[one]
         else:
             order.insert(other, order[one])
-    frame[order].write_parquet(directory / ROUTES)
+    frame[order].write_parquet(directory / name)
     rehash(directory)
     trace = read_or_refuse(directory)
-    if len(order) != len(frame):
+    if name == ROUTES and len(order) != len(frame):
         # Each site has as many rows, and the header says how many.
         assert trace is None or len(trace.step) * trace.header.model.sites == len(order)
 

@@ -19,8 +19,8 @@ from sim.build import ROOT
 LAYERS = (
     {"units", "types", "record", "version", "interrupts"},
     {"policies", "routing", "model", "hardware", "trace", "trace_fields", "trace_header", "trace_rows",
-     "trace_prefill", "trace_checks", "trace_storage", "trace_parts", "residency_log", "recorded_bytes",
-     "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
+     "trace_prefill", "trace_forecasts", "trace_checks", "trace_storage", "trace_parts", "residency_log",
+     "recorded_bytes", "lengths", "workload_choice", "link_parts", "measured", "page_cache", "contention", "hardware_parts",
      "model_config", "budget", "loader", "costs", "slots", "ram", "staging", "batching", "choices",
      "rerouting"},
     {"claims", "transfers", "prefetches", "controller",

@@ -172,6 +172,8 @@ def test_forecasts_of_several_rows_are_measured_as_unions(configure: Configure, 
     alone = summary_of(configure, bundled_trace, "system=mixtral_offloading")["prediction"]
     together = summary_of(configure, bundled_trace, f"system=mixtral_offloading {TOGETHER}")["prediction"]
     assert together.pop("fitted_on") == 0
+    assert together.pop("prefill") is None
+    assert together.pop("prompts") == "not forecast by the system"
     for name, value in together.items():
         assert 0 < value <= 1, name
     assert together["recall_at_issued"] > alone["recall_at_issued"], "unions of two rows overlap more"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from cells import with_cells, with_random_scores
 from traces import EXTRA, make_trace
 
 from sim.trace import Trace, TraceError, read_trace, write_trace
@@ -28,10 +29,15 @@ def apart(step: float | None) -> Trace:
 
 def pick(trace: Trace, rows: np.ndarray) -> Trace:
     values = {
-        item.name: getattr(trace, item.name) for item in fields(Trace) if item.name not in ("header", "lookahead")
+        item.name: getattr(trace, item.name)
+        for item in fields(Trace)
+        if item.name not in ("header", "lookahead", "prompt_forecasts")
     }
     lookahead = {norm: scores[rows] for norm, scores in trace.lookahead.items()}
-    return Trace(trace.header, **{name: column[rows] for name, column in values.items()}, lookahead=lookahead)
+    own = pl.col("sequence").is_in(np.unique(trace.sequence[rows]))
+    cells = {norm: frame.filter(own) for norm, frame in trace.prompt_forecasts.items()}
+    columns = {name: column[rows] for name, column in values.items()}
+    return Trace(trace.header, **columns, lookahead=lookahead, prompt_forecasts=cells)
 
 
 def parts(trace: Trace) -> Iterator[Trace]:
@@ -52,6 +58,17 @@ def test_parts_make_the_same_file_as_the_whole(step: float | None, tmp_path: Pat
     assert read.header == header
     assert set(header.files) == {"routes.parquet", *EXTRA}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
+
+
+def test_forecasts_of_prompts_are_those_of_all_parts(tmp_path: Path) -> None:
+    trace = with_cells(with_random_scores(apart(None)))
+    header = write_trace_parts(
+        tmp_path / "parts", trace.header, parts(trace), len(trace.step), forecast_norms=tuple(trace.prompt_forecasts)
+    )
+    assert header.forecast_norms == ("raw", "renormed")
+    back = read_trace(tmp_path / "parts", "all")
+    assert all(back.prompt_forecasts[norm].equals(frame) for norm, frame in trace.prompt_forecasts.items())
+    assert back.prompt_forecasts["raw"]["sequence"].unique().sort().to_list() == [0, 7]
 
 
 def test_a_wrong_part_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -81,6 +81,9 @@ def assert_equal(one: Trace, other: Trace) -> None:
         left, right = getattr(one, column.name), getattr(other, column.name)
         if column.name == "header":
             assert left == right
+        elif column.name == "prompt_forecasts":
+            assert left.keys() == right.keys()
+            assert all(left[norm].equals(right[norm]) for norm in left)
         elif column.name == "lookahead":
             assert left.keys() == right.keys()
             for norm in left:
