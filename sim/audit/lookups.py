@@ -111,8 +111,9 @@ def _unions(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def _prediction(run: RunFiles) -> Iterator[Rule | Left]:
-    for name in ("top1", "recall_at_issued", "precision", "exact_set"):
+    for name in ("top1", "recall_at_issued", "precision", "exact_set", "prefill"):
         yield Left(f"prediction.{name}", "what was forecast of experts that were there is in no file")
+    yield Left("prediction.prompts", "whether the trace has forecasts of its prompts is in no file")
     yield Left("prediction.fitted_on", "what a predictor was fitted on is in no file")
     started = run.transfers.filter((pl.col("class") == "prefetch") & (pl.col("outcome") == "used"))
     used = started["number"].n_unique()

@@ -17,7 +17,8 @@ from unit.sim.worked import FIRST, SECOND, STAGED, make_run, page_values
 NOT_BY_HAND = ("schema", "version", "system", "model", "hardware", "preset", "workload", "seed", "calibration", "ci95",
                "trace.name", "trace.sha256", "trace.source", "trace.gates", "trace.split", "trace.findings",
                "bounds.link_s", "bounds.relaxed_s", "bounds.lower_s", "bounds.method", "bounds.belady_loads",
-               "bounds.why_no_belady", "gap", "slowed_s", "trace.numbers", "labels")  # fmt: skip
+               "bounds.why_no_belady", "gap", "slowed_s", "trace.numbers", "labels",
+               "prediction.prompts")  # fmt: skip
 """Identity; proofs (docs/bounds.md); intervals. Of the contracts the page tells the number of waves."""
 
 

@@ -31,7 +31,8 @@ NOT_RECOMPUTED = {
     "prediction.exact_set", "prediction.fitted_on", "peak_bytes.device", "bounds.compute_s", "bounds.link_s",
     "bounds.relaxed_s", "bounds.method", "bounds.belady_loads", "bounds.why_no_belady", "bounds.oracle_s",
     "labels.transplanted", "labels.part", "labels.synthetic", "labels.machine", "labels.lossy", "labels.knows_future",
-    "labels.reference", "overrides", "budget.initial_bytes", "contracts.loop", "contracts.carry_over",
+    "labels.reference", "prediction.prompts", "prediction.prefill",
+    "overrides", "budget.initial_bytes", "contracts.loop", "contracts.carry_over",
     "contracts.warmup_tokens",
 }  # fmt: skip
 LOOSE = {"budget.device_bytes", "budget.slots.fp16", "peak_bytes.staging", "peak_bytes.ram"}
