@@ -218,7 +218,7 @@ def _times_of(given: Sequence[float] | str) -> Iterable[float]:
     named: Iterable[tuple[str, float]]
     if isinstance(given, str):
         named = _lines_of(Path(given))
-    elif isinstance(given, list | tuple):
+    elif hasattr(given, "__iter__"):
         named = ((f"workload.arrivals_s[{index}]", time_s) for index, time_s in enumerate(given))
     else:
         raise ValueError(f"workload.arrivals_s={given!r} must be a list of seconds, or a text file with one a line")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sim.batching import Batcher, Request, arrival_times, given_arrivals
 from sim.build import build
@@ -104,7 +104,7 @@ def test_arrivals_may_stand_in_a_file_one_a_line(tmp_path: Path) -> None:
     place = tmp_path / "arrivals.txt"
     place.write_text("# seconds\n0\n0.5  # a second one\n\n2e-9\n", encoding="utf-8")
     assert given_arrivals(str(place)) == (0, 500_000_000, 2)
-    assert given_arrivals([0, 1.5]) == (0, 1_500_000_000)
+    assert given_arrivals([0, 1.5]) == given_arrivals(OmegaConf.create([0, 1.5])) == (0, 1_500_000_000)
     assert arrival_times(2, given_ns=given_arrivals(str(place))) == (0, 500_000_000)
 
 
