@@ -131,7 +131,8 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         hardware=SimpleNamespace(name="machine", preset="none", validated="none", link_names=links),
         trace=SimpleNamespace(header=HEADER), workload=workload, controller=controller, durations=durations,
         ledger=SimpleNamespace(dense_bytes=scenario.variant_bytes[0], total_bytes=1000, overflow_bytes=0),
-        resident_share=0.5, seed=0, fitted_on=0, changed=(), config=_config(scenario, workload, controller, links),
+        resident_share=0.5, seed=0, fitted_on=0, changed=(), recorded_bytes=None,
+        config=_config(scenario, workload, controller, links),
     )  # fmt: skip
     return cast(Run, run), frames
 
