@@ -103,8 +103,8 @@ def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
 
 
 def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, Counts]:
-    """What ``predictor`` says at each gate of the workload, asked anew, against what came: of decoded steps, and of those
-    with rows of prompts.
+    """What ``predictor`` says at each gate of the workload, asked anew, against what came: of decoded steps, and of
+    those with rows of prompts.
     """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
