@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from real.asked import Asked
@@ -22,6 +23,7 @@ from sim.choices import SiteChoice, choice_at_site, need_order
 from sim.gate_inputs import GateInputs
 from sim.policies.base import FloatArray, IntArray
 from sim.trace import DECODE, PREFILL, Header, Trace, TraceSequence
+from sim.trace_forecasts import forecast_cells
 from sim.types import Step
 from sim.workload import Schedule, Workload
 
@@ -83,8 +85,8 @@ def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, n
 class LiveWorkload:
     """``workload`` with gates that a model shows, through ``eyes``; it is changed.
 
-    Rows that its trace has lookahead for get it live, those of forecast prompts row by row, too; active shares stay
-    where the eyes have no thresholds.
+    Rows that its trace has lookahead for get it live; prompts of which it keeps forecasts together get these. Active
+    shares stay where the eyes have no thresholds.
     ``keeps_inputs``: what routers were fed stays, for predictors
     that read it. ``start``, ``steps`` and all else are the workload's.
     """
@@ -92,16 +94,19 @@ class LiveWorkload:
     def __init__(self, workload: Workload, eyes: Eyes, *, keeps_inputs: bool = False) -> None:
         trace, self.eyes, self.workload = workload.trace, eyes, workload
         self._looks_ahead: NDArray[np.bool_] = np.zeros(len(trace.step), np.bool_)
+        self.together: NDArray[np.bool_] = self._looks_ahead
+        """Rows of prompts whose forecasts are offered, and kept in the end, together only."""
         lookahead = dict(trace.lookahead)
         if workload.depth:
             kept = lookahead[workload.norm]
-            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1)) | _forecast_prompts(workload)
+            self.together = _forecast_prompts(workload)
+            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1)) | self.together
             lookahead[workload.norm] = kept.copy()
         logits, shares = trace.logits, trace.active_shares
         self.trace = replace(
             trace, token=trace.token.copy(), ids=trace.ids.copy(), weights=trace.weights.copy(), lookahead=lookahead,
             logits=None if logits is None else logits.astype(np.float32),
-            active_shares=None if shares is None else shares.copy(), prompt_forecasts={},
+            active_shares=None if shares is None else shares.copy(),
         )  # fmt: skip
         workload.take(self.trace)
         self.inputs: NDArray[np.float32] | None = None
@@ -127,8 +132,22 @@ class LiveWorkload:
 
     def as_it_was(self) -> Workload:
         """The workload, with the gates as they were shown."""
-        self.workload.take(self.trace)
+        self.workload.take(self.trace_shown())
         return self.workload
+
+    def trace_shown(self) -> Trace:
+        """The trace, with what the model has shown so far; forecasts of prompts together where it had them so."""
+        trace, norm = self.trace, self.workload.norm
+        if not self.together.any():
+            return trace
+        scores, rows = trace.lookahead[norm].copy(), np.flatnonzero(self.together)
+        rules = [site.rule for site in trace.header.sites]
+        mine = forecast_cells(rules, self.workload.top_k, trace.step[rows], trace.sequence[rows], scores[rows])
+        scores[rows] = np.nan
+        others = trace.prompt_forecasts[norm].filter(~pl.col("sequence").is_in(mine["sequence"].unique().to_list()))
+        cells = pl.concat([others, mine]).sort("step", "sequence", maintain_order=True)
+        return replace(trace, lookahead={**trace.lookahead, norm: scores},
+                       prompt_forecasts={**trace.prompt_forecasts, norm: cells})  # fmt: skip
 
     # ---- while the model runs
 
@@ -296,6 +315,8 @@ class LiveGate:
         return found[j - 1] if len(found) == j else None
 
     def lookahead(self, j: int) -> FloatArray | None:
+        if self._live.together[self._live.rows].any():
+            return None
         scores = self._ahead(j)
         return scores if scores is not None and bool(np.isfinite(scores).all()) else None
 

@@ -110,7 +110,7 @@ def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Ref
         with asking(subject.model, subject.forms, serve):
             logits.append(_read(subject, text, begin))
         track("full precision", text.sequence)
-    return Reference(logits, [live.trace.ids[rows] for rows in subject.rows], live.trace)
+    return Reference(logits, [live.trace.ids[rows] for rows in subject.rows], live.trace_shown())
 
 
 def _read(subject: Subject, text: Text, before_step: Callable[[int], object]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from sim.policies.reroutes import ForecastRoutes
 from sim.run import Run
 from sim.run_log import RunLog
 from sim.trace import Trace
+from sim.workload import Workload
 
 MS = 1_000_000
 
@@ -120,6 +121,38 @@ def test_a_rank_in_the_lookahead_counts_the_scores_above(seen: Witnessed, bundle
             # Of two chosen by softmax, the two highest scores.
             assert each.experts == tuple(sorted({int(one) for row in known for one in np.argsort(row)[-2:]}))
             assert each.chosen_by == sum(rank <= 2 for rank in ranks)
+
+
+def test_what_a_prompt_was_forecast_to_need_is_told_together(seen: Witnessed, bundled_trace: Trace) -> None:
+    """As gates offer it; nothing where the run read prompts in part."""
+    workload, site = Workload(bundled_trace, batching="sequential", lookahead=3, max_sequences=1), 5
+    step, gate = workload.steps[0], workload.gate()
+    gate.open(step)
+    parts = seen.run.workload.prefill_chunk is not None
+    for ahead in (1, 2, 3):
+        gate.visit(site - ahead)
+        choice = gate.forecasts(3)[ahead - 1]
+        for expert, tokens in zip(choice.needs, choice.tokens, strict=True):
+            found = forecasts(seen.log, bundled_trace, 0, site, expert)
+            assert [each.ahead for each in found] == ([] if parts else [1, 2, 3])
+            if not parts:
+                one = found[ahead - 1]
+                assert (one.rank, one.rows, one.chosen_by) == (None, step.rows, tokens)
+                assert one.experts == tuple(sorted(choice.needs))
+
+
+def test_why_a_prompt_was_not_prefetched_for_is_told(seen: Witnessed, bundled_trace: Trace) -> None:
+    explained = Explained(seen.log)
+    explained.trace = bundled_trace
+    is_miss = (pl.col("phase") == "prefill") & (pl.col("outcome") == "miss")
+    missed = seen.log.lookups.filter(is_miss & (pl.col("site") > 1))
+    told = [" ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
+            for row in missed.head(20).iter_rows(named=True)]  # fmt: skip
+    if seen.log.choice("predictor", "prompts") is False:
+        assert told
+        assert all("No prefetch was queued: the system forecasts decoded tokens only." in text for text in told)
+    else:
+        assert not any("forecasts decoded tokens only" in text for text in told)
 
 
 def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trace) -> None:

@@ -24,6 +24,14 @@ def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
     return SimpleNamespace(site=site, routed=lambda j: routed, lookahead=lambda j: rows, forecasts=lambda n: [routed])
 
 
+@pytest.mark.parametrize(("phases", "named"), [([1, 1], True), ([0, 0], False), ([0, 1], False), ([2, 2], False)])
+def test_without_prompts_nothing_is_forecast_in_a_step_that_holds_their_rows(phases: list[int], named: bool) -> None:
+    gate = gate_of([[1, 2, 3], [3, 2, 1]], [[2], [0]])
+    gate.row_phase = np.array(phases, np.uint8)
+    assert list(GateLookahead(1, prompts=False).predict(gate)) == gate.forecasts(1) * named
+    assert list(GateLookahead(1).predict(gate)) == gate.forecasts(1)
+
+
 @pytest.mark.parametrize(("num_experts", "named"), [(60, 15), (64, 16), (8, 2), (4, 1), (5, 1), (1, 0)])
 def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(num_experts: int, named: int) -> None:
     """The percentile of E different values, interpolated, lies at place 0.75 (E - 1), counted from 0: 44.25 of 60, so
@@ -154,5 +162,7 @@ def test_impossible_choices_are_refused_by_name() -> None:
             GateLookahead(1, number)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"predictor\.sites="):
             GateLookahead(number)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"predictor\.prompts=1 must be true or false"):
+        GateLookahead(1, prompts=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expert_ns >= 1"):
         transfers_within(5, 0, 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -76,6 +77,22 @@ def test_the_full_precision_pass_records_the_gates_of_the_trace(subject: Subject
         assert known.any()
         assert gap[known].max() <= 0.5 / 28 + 1e-5
         assert (np.isfinite(reference.trace.lookahead["raw"][rows])[:, :, :2] == known).all()
+
+
+def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(subject: Subject, reference: Reference) -> None:
+    """Together, as the trace keeps them; of sequences that were not read, and of norms, what it has stays."""
+    cells = [trace.prompt_forecasts["raw"].filter(pl.col("ahead") <= 2) for trace in (subject.trace, reference.trace)]
+    read = pl.col("sequence").is_in([text.sequence for text in subject.texts])
+    recorded, shown = (frame.filter(read) for frame in cells)
+    place = ["step", "sequence", "site", "ahead", "expert"]
+    both = recorded.join(shown, on=place, how="full", suffix="_shown").fill_null(0)
+    assert recorded.height > 400
+    # Near ties are decided otherwise on another machine.
+    assert (both["tokens"] - both["tokens_shown"]).abs().sum() <= 0.002 * recorded["tokens"].sum()
+    assert (both["score"] - both["score_shown"]).abs().median() < 1e-5
+    others = [frame.filter(~read) for frame in cells]
+    assert others[0].equals(others[1])
+    assert reference.trace.prompt_forecasts["renormed"].equals(subject.trace.prompt_forecasts["renormed"])
 
 
 def test_the_full_precision_pass_keeps_what_it_does_not_measure(subject: Subject, reference: Reference) -> None:
