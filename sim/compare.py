@@ -19,7 +19,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sim.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
 from sim.labels import caption
 from sim.metrics import SCHEMA
-from sim.paired import FASTER, TOO_FEW
+from sim.paired import TOO_FEW
 from sim.trials import Trial, prepared, trial
 from sim.units import GB, NS_PER_S
 
@@ -157,9 +157,9 @@ def answer(found: Comparison) -> str:
     differences = {part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs}
     why = ""
     if differences:
-        sign = -1 if verdict.verdict == FASTER else 1
-        main = max(differences, key=lambda part: sign * differences[part])
         total = found.makespans_ns[0] - found.makespans_ns[1]
+        sign = -1 if total < 0 else 1
+        main = max(differences, key=lambda part: sign * differences[part])
         name = "computing" if main == COMPUTE else f"waiting for {main.replace('_', ' ')}"
         why = (
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."

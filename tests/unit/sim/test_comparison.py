@@ -250,6 +250,15 @@ def test_the_answer_says_who_by_how_much_and_why(
     assert answer(hand_made(factor)) == told
 
 
+def test_the_cause_has_the_sign_of_the_whole_difference_when_nobody_is_faster(
+    hand_made: Callable[[float], Comparison],
+) -> None:
+    a, b = np.array([1.0, 5.0, 1.0, 5.0]), np.array([2.0, 4.0, 2.0, 5.0])
+    found = replace(hand_made(1.0), ratios={"all steps": paired(a, b)}, parts={"demand": (5, 9), "host": (3, 2)})
+    assert not found.verdict.is_decided
+    assert " s against B's, of which waiting for demand -" in answer(found)
+
+
 def test_too_few_sequences_have_figures_and_no_verdict(hand_made: Callable[[float], Comparison]) -> None:
     found = hand_made(1.5)
     few = replace(found, ratios={"all steps": paired(np.array([1e9, 2e9, 3e9]), 1.5 * np.array([1e9, 2e9, 3e9]))})
