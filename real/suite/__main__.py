@@ -25,7 +25,6 @@ from types import FrameType
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
-from sim.outputs import locked
 from sim.sections import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
@@ -109,6 +108,9 @@ def suite(asked: Asked) -> int:
     if lacking := lacking_here(asked.device, asked.size):
         raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
+    # Imported late: `missing` must tell of absent packages, omegaconf among them, without importing any.
+    from sim.outputs import locked
+
     with locked(folder):
         print(f"results: {folder}", flush=True)
         conductor = Suite(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.controller import Controller
+from sim.hits import ALWAYS, SKIPS, skip_codes
 from sim.policies.scores import WeightedScore
-from sim.types import SKIP, Outcome
+from sim.types import Outcome
 from sim.units import require_number
 from sim.workload import Workload
 
@@ -60,13 +61,13 @@ def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) 
 
 def miss_penalty(controller: Controller, workload: Workload) -> float:
     """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision, bits / highest bits
-    for another, over all that were not skipped."""
+    for another, over all that count in a hit ratio (``sim.hits``)."""
     bits = np.array(controller.geometry.bits) / controller.geometry.bits[0]
     outcome = np.array(controller.lookup_outcomes)
     wanted = np.array(controller.lookup_wanted) if controller.lookup_wanted else np.zeros(len(outcome), np.int64)
     needs, steps = workload.needs, workload.gate_step
     decode = np.array([step.decode for step in workload.steps])[steps[needs.tick]]
-    counts = decode & (wanted != SKIP)
+    counts = decode & (skip_codes(controller.selector, needs.score) != SKIPS.index(ALWAYS))
     if not counts.any():
         raise ValueError("no decoded need to calibrate on; take sequences that decode")
     missed = counts & np.isin(outcome, NOT_LOADED)
