@@ -64,6 +64,7 @@ def test_the_trace_holds_what_was_asked_for(trace: Trace) -> None:
     assert set(header.files) == {
         "README.md", "routes.parquet", "routers.safetensors", "thresholds.safetensors",
         "hidden/sequence_000.safetensors", "hidden/sequence_002.safetensors",
+        "prefill_forecasts_raw.parquet", "prefill_forecasts_renormed.parquet",
     }  # fmt: skip
 
 
