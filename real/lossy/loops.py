@@ -210,12 +210,17 @@ def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
 
 def _change(before: tuple[Floats, Floats], after: tuple[Floats, Floats], *,
             relative: bool) -> tuple[float, float, Estimate]:  # fmt: skip
-    """Ratios of sums before and after, and their difference (or relative change), paired over sequences."""
+    """Ratios of sums before and after, and their difference (or relative change), paired over sequences.
+
+    A relative change from 0 is NaN, and has no interval.
+    """
     (a, b), (c, d) = before, after
     old, new = float(a.sum() / b.sum()), float(c.sum() / d.sum())
     # A system that moves nothing in either loop has not changed.
     if old == new == 0:
         return old, new, Estimate(0.0, *((0.0, 0.0) if len(a) > 1 else (None, None)))
+    if relative and not old:
+        return old, new, Estimate(float("nan"), None, None)
     value = new / old - 1 if relative else new - old
     if len(a) < 2 or (relative and not new):
         return old, new, Estimate(value, None, None)

@@ -26,12 +26,12 @@ class Between:
 
 @dataclass(frozen=True)
 class Holds:
-    """An interval (low, high) that holds ``value``, or none where there is no value."""
+    """An interval (low, high) that holds ``value``."""
 
-    value: float | None
+    value: float
 
     def __str__(self) -> str:
-        return "no interval" if self.value is None else f"an interval that holds {self.value!r}"
+        return f"an interval that holds {self.value!r}"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def flat(summary: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 def agrees(found: Any, expected: Value | Between | Holds) -> bool:
     """Whether a value of the summary is what a rule expects."""
     if isinstance(expected, Holds):
-        # Where there is one sequence there is a value and no interval.
-        return found is None if expected.value is None else found is None or _holds(found, expected.value)
+        return _holds(found, expected.value)
     if isinstance(expected, Between):
         return is_number(found) and _at_most(expected.low, found) and _at_most(found, expected.high)
     if is_number(found) and is_number(expected):

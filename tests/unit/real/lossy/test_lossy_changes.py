@@ -1,0 +1,55 @@
+"""How far a ratio of sums has changed from one loop to another, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from real.lossy.loops import _change
+
+TRIALS = 4000
+
+
+def test_the_same_change_of_every_sequence_is_that_change_for_certain() -> None:
+    size = np.array([1.0, 20.0, 3.0, 8.0])
+    old, new, found = _change((2 * size, size), (2.2 * size, size), relative=True)
+    assert (old, new) == (2.0, pytest.approx(2.2))
+    assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_what_does_not_change_has_changed_by_exactly_0() -> None:
+    above, below = np.array([3.0, 4.0, 9.0]), np.array([5.0, 5.0, 11.0])
+    for relative in (True, False):
+        *_, found = _change((above, below), (above, below), relative=relative)
+        assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
+    *_, found = _change((0 * above, below), (0 * above, below), relative=True)
+    assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_relative_change_from_nothing_is_no_number() -> None:
+    """A system that moves nothing in the open loop and something in the closed one."""
+    above, below = np.array([3.0, 4.0]), np.ones(2)
+    old, new, found = _change((0 * above, below), (above, below), relative=True)
+    assert (old, new) == (0.0, 3.5)
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (None, None)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("sequences", [4, 8, 32])
+def test_intervals_of_changes_cover_the_truth(relative: bool, sequences: int) -> None:
+    """Sequences of unequal lengths; both loops vary on each by 10 %, and what is between them by 3 % of their own."""
+    random = np.random.default_rng(sequences)
+    truth = 0.2 if relative else 0.1
+    held = 0
+    for _ in range(TRIALS):
+        below = random.lognormal(0, 0.5, sequences)
+        before = 0.5 * below * random.normal(1, 0.1, sequences)
+        after = before * 1.2 + 0.5 * below * random.normal(0, 0.03, sequences)
+        *_, found = _change((before, below), (after, below), relative=relative)
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= truth <= found.high
+    assert 0.93 <= held / TRIALS <= 0.97
