@@ -18,14 +18,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from capture.discover import CaptureError, MoELayer, discover
-from capture.load import chat_wrapper, check_model, implementation_of, load_model, load_tokenizer, weights_sha256
-from capture.plan import Plan, make_plan
-from capture.prompts import Passage, cut_passages, prompts_file, read_prompts, wrapped
-from capture.record import Recording
-from capture.settings import SettingError, Settings, parse_settings
-from capture.shards import Shards
-from sim.trace import Header, ModelShape, TraceError, trace_sha256
+from capture.models.discover import CaptureError, MoELayer, discover
+from capture.recording.load import (
+    chat_wrapper,
+    check_model,
+    implementation_of,
+    load_model,
+    load_tokenizer,
+    weights_sha256,
+)
+from capture.recording.plan import Plan, make_plan
+from capture.recording.prompts import Passage, cut_passages, prompts_file, read_prompts, wrapped
+from capture.recording.record import Recording
+from capture.recording.settings import SettingError, Settings, parse_settings
+from capture.recording.shards import Shards
+from sim.traces.trace import Header, ModelShape, TraceError, trace_sha256
 
 UNTOLD = ("output_dir", "threads")
 """Settings that do not decide what is recorded."""

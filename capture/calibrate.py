@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from capture.calibrate_stats import STATISTICS, Gates, synthetic_gates
-from capture.gate_walk import Walk
-from capture.preset import Fit, FitRow, Preset, Target, load_preset, preset_names, write_fits
-from sim.routing import RoutingRule
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.preset import Fit, FitRow, Preset, Target, load_preset, preset_names, write_fits
+from capture.synthetic.targets import STATISTICS, Gates, synthetic_gates
+from sim.traces.routing import RoutingRule
 
 FIT_SEEDS = (0, 1)
 FRESH_SEEDS = (101, 102, 103, 104)

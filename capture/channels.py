@@ -24,19 +24,20 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
 
-from capture.discover import CaptureError, MoELayer, discover
-from capture.expert_forms import form_of
-from capture.extras import unpack_masks
-from capture.load import load_model
-from capture.record import THRESHOLDS_FILE
-from capture.settings import Settings
-from sim.build import TraceChoice, trace_directory
-from sim.configure import configure
+from capture.models.discover import CaptureError, MoELayer, discover
+from capture.models.expert_forms import form_of
+from capture.recording.extras import unpack_masks
+from capture.recording.load import load_model
+from capture.recording.record import THRESHOLDS_FILE
+from capture.recording.settings import Settings
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import shape_of
-from sim.gate_inputs import hidden_path, read_gate_inputs, read_tensors
 from sim.policies.fitted import smallest_counts
-from sim.trace import Trace, read_trace, trace_sha256
+from sim.setup.build import trace_directory
+from sim.setup.choices import TraceChoice
+from sim.setup.configure import configure
+from sim.traces.gate_inputs import hidden_path, read_gate_inputs, read_tensors
+from sim.traces.trace import Trace, read_trace, trace_sha256
 
 OUTPUT_DIR = "outputs/predictors"
 KIND = "channels"

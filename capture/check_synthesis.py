@@ -20,24 +20,25 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 
 from capture.calibrate import Stack, calibrate
-from capture.calibrate_stats import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
-from capture.check_synthesis_cases import Case, load_case
-from capture.check_synthesis_stats import (
+from capture.statistics.gating_stats import Floats, lru_hit_rate
+from capture.synthesize import Request, synthesize_like
+from capture.synthetic.cases import Case, load_case
+from capture.synthetic.comparisons import (
     belady_hit_rate,
     lfu_hit_rate,
     popularity_recall,
     previous_token_recall,
     transition_recall,
 )
-from capture.gate_walk import Walk
-from capture.gating_stats import Floats, lru_hit_rate
-from capture.preset import Fit, Preset, Target
-from capture.synthesize import Request, synthesize_like
-from sim.build import ROOT, build
-from sim.execute import execute
-from sim.latency import decode_time_and_tokens
-from sim.sections import words_of
-from sim.trace import Trace
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.preset import Fit, Preset, Target
+from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
+from sim.results.latency import decode_time_and_tokens
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.setup.sections import words_of
+from sim.traces.trace import Trace
+from sim.values.places import CONF, ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 SEEDS = (201, 202, 203)
@@ -205,7 +206,7 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
     found = {}
     for share in SHARES:
         for name, choice in systems.items():
-            with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            with initialize_config_dir(str(CONF), version_base="1.3"):
                 cfg = compose("config", [*choice, *common, f"budget.resident_share={share}"])
             spent, tokens = decode_time_and_tokens(execute(build(cfg, name, trace)).frames)
             found[share, name] = float(tokens.sum() / spent.sum() * 1e9)

@@ -22,13 +22,13 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from capture.corpus import DOMAINS, Corpus
-from capture.gating_report import FEWEST_LAYERS, Statistic, report
-from capture.gating_stats import Gating
-from capture.prompts import read_prompts
-from capture.stats_published import PAPERS
-from capture.tiny_families import Site, family_of
-from capture.tiny_model import load_model
-from capture.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
+from capture.recording.prompts import read_prompts
+from capture.statistics.gating_report import FEWEST_LAYERS, Statistic, report
+from capture.statistics.gating_stats import Gating
+from capture.statistics.published import PAPERS
+from capture.tiny.families import Site, family_of
+from capture.tiny.model import load_model
+from capture.tiny.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
 
 # Tokens of each domain that the gating statistics are taken from.
 GATING_TOKENS = (5120, 5120, 3072)

@@ -52,7 +52,7 @@ from capture.importers import (
 )
 from capture.importers.parts import Request, make_request
 from capture.importers.source import Imported, ImportFailure, Track
-from sim.trace import Header, TraceError, trace_sha256, write_trace
+from sim.traces.trace import Header, TraceError, trace_sha256, write_trace
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capture.lint_checks import CHECKS, top_k
-from sim.trace import Finding, ModelShape, Trace, TraceError, read_trace, write_findings
-from sim.trace_prefill import decoded_part
+from capture.linting.checks import CHECKS, top_k
+from sim.traces.prefill import decoded_part
+from sim.traces.trace import Finding, ModelShape, Trace, TraceError, read_trace, write_findings
+from sim.values.places import CONF
 
-MODELS = Path(__file__).parents[1] / "conf" / "model"
+MODELS = CONF / "model"
 NATIVE_TOP_K = "native_top_k"
 """Key of a header's provenance: the experts a token that the model was trained with."""
 GEOMETRY = ("sites", "experts", "hidden", "expert_intermediate")

@@ -17,6 +17,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from capture.corpus import Corpus, Document, build_corpus, default_deb_folder
+from sim.values.places import ASSETS
 
 PASSAGES_PER_SPLIT = {"code": 12, "docs": 12, "prose": 8}
 SPLITS = ("fit", "eval")
@@ -24,7 +25,7 @@ SHORTEST_TOKENS = 200
 LONGEST_TOKENS = 260
 # The longest of the shipped tokenizer's tokens, a run of blanks, has 48 characters.
 LONGEST_TOKEN_CHARS = 48
-PASSAGES_FILE = Path(__file__).parent / "assets" / "prompts" / "heldout.jsonl"
+PASSAGES_FILE = ASSETS / "prompts" / "heldout.jsonl"
 
 # A line is a boundary if the line before it is blank and the text from it on matches the domain's pattern.
 BOUNDARIES = {
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
     parser.add_argument("--no-download", action="store_true", help="use only what --debs already holds")
     options = parser.parse_args(arguments)
-    tokenizer = Tokenizer.from_file(str(Path(__file__).parent / "assets" / "tiny_mixtral" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ASSETS / "tiny_mixtral" / "tokenizer.json"))
     records = heldout_records(build_corpus(options.debs, download=not options.no_download), tokenizer)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

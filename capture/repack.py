@@ -19,8 +19,8 @@ from typing import Any
 
 import polars as pl
 
-from sim.trace import TraceError, read_header, read_trace
-from sim.trace_fields import HEADER_FILE
+from sim.traces.trace import TraceError, read_header, read_trace
+from sim.values.fields import HEADER_FILE
 
 CODECS = {"brotli": 11, "zstd": 22}
 ENCODINGS = ("PLAIN", "BYTE_STREAM_SPLIT")

@@ -26,10 +26,10 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from capture.stats_published import PAPERS
-from capture.stats_report import STATISTICS, Report, merged, report
-from capture.stats_sample import PHASES
-from sim.trace import Trace, read_trace
+from capture.statistics.published import PAPERS
+from capture.statistics.report import STATISTICS, Report, merged, report
+from capture.statistics.sample import PHASES
+from sim.traces.trace import Trace, read_trace
 
 KEYS = ("output_dir", "phase", "exclude", "only", "seed")
 
@@ -108,7 +108,7 @@ def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table
 def write(output_dir: Path, reports: Mapping[str, Report], tables: Mapping[str, pl.DataFrame]) -> None:
     """Parquet files, the reasons for what is missing, and the figures."""
     # matplotlib takes a second to load, and a table needs none of it.
-    from capture.stats_figures import draw
+    from capture.statistics.figures import draw
 
     output_dir.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():

@@ -2,7 +2,7 @@
 
 ``python -m capture.synthesize like=NAME tokens=128 output_dir=DIR [key=value ...]``
 
-A trace like the model NAME: `capture.gate_walk` draws the inputs of its gates with the knobs that ``python -m
+A trace like the model NAME: `capture.synthetic.gate_walk` draws the inputs of its gates with the knobs that ``python -m
 capture.calibrate`` fitted, synthetic routers choose from them, and lookahead scores are what later routers make of the
 same inputs. Keys: ``reading`` (of the published numbers, where they can be read in several ways), ``sequences``,
 ``prompt_tokens``, ``tokens`` (decoded, of each sequence), ``seed``, ``lookahead`` (sites), ``hidden_sequences`` (of
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from capture.calibrate_stats import output_norms
-from capture.gate_walk import Float32s, Routers, gate_inputs, logits_of, make_routers
-from capture.preset import KNOBS, Fit, Preset, load_fit, load_preset, preset_names
-from sim.synthesis import SCORE_STEP, UNDATED, rounded, sequence_rows
-from sim.trace import DECODE, Trace, trace_sha256, write_trace
-from sim.trace_header import Header, Lookahead, Scalar, Site, TraceSequence
-from sim.units import require_number
+from capture.synthetic.gate_walk import Float32s, Routers, gate_inputs, logits_of, make_routers
+from capture.synthetic.preset import KNOBS, Fit, Preset, load_fit, load_preset, preset_names
+from capture.synthetic.targets import output_norms
+from sim.traces.header import Header, Lookahead, Scalar, Site, TraceSequence
+from sim.traces.synthesis import SCORE_STEP, UNDATED, rounded, sequence_rows
+from sim.traces.trace import DECODE, Trace, trace_sha256, write_trace
+from sim.values.units import require_number
 
 ROUTERS_FILE = "routers.safetensors"
 
@@ -209,7 +209,7 @@ def hidden_files(synthetic: Synthetic) -> dict[str, bytes]:
         return {}
     import safetensors.numpy
 
-    from capture.hidden import hidden_file
+    from capture.recording.hidden import hidden_file
 
     trace = synthetic.trace
     files = {ROUTERS_FILE: safetensors.numpy.save({"router_weight": synthetic.routers.weight})}

@@ -33,8 +33,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from capture.corpus import DOMAINS, Corpus, build_corpus, default_deb_folder
 from capture.evaluate_tiny import evaluate
-from capture.tiny_families import family_of
-from capture.tiny_model import (
+from capture.tiny.families import family_of
+from capture.tiny.model import (
     balance_loss,
     build_model,
     language_loss,
@@ -42,8 +42,8 @@ from capture.tiny_model import (
     recorded_router_logits,
     z_loss,
 )
-from capture.tiny_recipes import RECIPES, Recipe
-from capture.tokenizer import END_OF_TEXT, SHIPPED_TOKENIZER, TokenStream, encode, load_tokenizer, train_tokenizer
+from capture.tiny.recipes import RECIPES, Recipe
+from capture.tiny.tokenizer import END_OF_TEXT, SHIPPED_TOKENIZER, TokenStream, encode, load_tokenizer, train_tokenizer
 
 STATE_FILE = "run_state.pt"
 OnStep = Callable[[int, float], None]
@@ -294,7 +294,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
     result.add_argument("--no-download", action="store_true", help="use only the packages that --debs already holds")
     result.add_argument("--tokenizer", default="shipped", help="'shipped', 'new' or a path of a tokenizer.json")
-    overrides = result.add_argument_group("recipe", "what differs from the recipe of NAME in capture/tiny_recipes.py")
+    overrides = result.add_argument_group("recipe", "what differs from the recipe of NAME in capture/tiny/recipes.py")
     overrides.add_argument("--tokens", type=whole, help="training tokens, e.g. 1e6")
     for name in ("layers", "hidden", "inter", "experts", "top_k", "heads", "kv_heads", "seq", "batch", "seed"):
         overrides.add_argument(f"--{name.replace('_', '-')}", type=int)

@@ -19,13 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from real.driver import Driver
-from real.execute import Result, lateness, measure, replay_driver
-from real.prepare import Prepared, Request, prepare_replay, read_request
-from sim.bounds import MAX, RELAXATION
-from sim.command import CONF, changed, forget_made, output_folder, system_name
-from sim.interrupts import Terminated, code_of, terminate
-from sim.outputs import check_writable, forget, locked, print_summary, write_outputs
+from real.driver.loop import Driver
+from real.setup.execute import Result, lateness, measure, replay_driver
+from real.setup.prepare import Prepared, Request, prepare_replay, read_request
+from sim.bounds.bounds import MAX, RELAXATION
+from sim.process.interrupts import Terminated, code_of, terminate
+from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
+from sim.setup.command import changed, forget_made, output_folder, system_name
+from sim.values.places import CONF
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
@@ -59,7 +60,7 @@ def main(cfg: DictConfig) -> None:
 def _prepare(request: Request, advance: Any) -> Prepared:
     if request.input == "replay":
         return prepare_replay(request, advance=advance)
-    from real.live_run import prepare
+    from real.live.run import prepare
 
     return prepare(request, advance=advance)
 
@@ -86,7 +87,7 @@ def _run(prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float,
 def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
     if prepared.request.input == "replay":
         return replay_driver(prepared, advance)
-    from real.live_run import live_driver
+    from real.live.run import live_driver
 
     return live_driver(prepared, output_dir, advance)
 
@@ -94,7 +95,7 @@ def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
 def _measured(prepared: Prepared, driver: Driver, record: Any, bounds: str) -> Result:
     if prepared.request.input == "replay":
         return measure(prepared, prepared.run, driver, record, bounds)
-    from real.live_run import run_as_it_was
+    from real.live.run import run_as_it_was
 
     return measure(prepared, run_as_it_was(prepared, driver), driver, record, bounds)
 

@@ -28,11 +28,11 @@ from real.calibration.fit import figures, fit_line
 from real.calibration.measure import Facts, Plan, as_json, measure
 from real.calibration.write import Machine, hardware_text
 from real.cuda.runtime import runtime_of
-from real.machine import available_bytes, memory_bytes, processor
-from real.prepare import Prepared
+from real.driver.machine import available_bytes, memory_bytes, processor
+from real.setup.prepare import Prepared
 from real.suite.context import Deadline, write_json
 from real.suite.sizes import LITTLE
-from sim.build import ROOT
+from sim.values.places import CONF
 
 OWN = ("name", "device", "size", "tables", "output", "facts", "seconds")
 LEAST_S, MOST_S = 5.0, 3600.0
@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str]) -> Asked:
                          ("tables", ("none", "model"))):  # fmt: skip
         if given[key] not in allowed:
             raise ValueError(f"{key}={given[key]}; allowed: {', '.join(allowed)}")
-    output = Path(given.get("output") or ROOT / "conf" / "hardware" / f"{given['name']}.yaml")
+    output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
     if output.exists() or not output.parent.is_dir():
         raise ValueError(f"output={output} must be a new file in a folder that exists; remove it, or choose another")
     try:

@@ -30,9 +30,9 @@ from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Loops, Shift
 from real.lossy.loss import Estimate
 from real.quality import WRONG_INPUT, Request, request_of
-from sim.intervals import OVER
-from sim.labels import Labels, told, write_on
-from sim.outputs import own_folder
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, told, write_on
+from sim.results.outputs import own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
 OUTPUT_DIR = "outputs/closed_loop"

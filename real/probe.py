@@ -27,10 +27,10 @@ from torch import Tensor
 from real.cuda.arena import ALIGNMENT, PinnedArena, ring_bytes
 from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
 from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
-from real.machine import processor
-from real.settings import Engine
-from real.timers import sharpen_timers
-from sim.units import part_of
+from real.driver.machine import processor
+from real.driver.settings import Engine
+from real.driver.timers import sharpen_timers
+from sim.values.units import part_of
 
 SIZES = tuple(1 << bits for bits in range(12, 29, 2))
 """4 KiB to 256 MiB."""

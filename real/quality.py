@@ -27,17 +27,17 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from capture.__main__ import capture
-from capture.discover import CaptureError
-from capture.settings import SettingError, parse_settings
-from real.experts_swap import SwapError
+from capture.models.discover import CaptureError
+from capture.recording.settings import SettingError, parse_settings
 from real.lossy.assess import LOOPS, Assessment, Loop, Weights, identity, sequence_frame
 from real.lossy.harness import Tasks, harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.variants import Scheme
-from sim.intervals import OVER
-from sim.labels import labels_in, told
-from sim.outputs import own_folder
-from sim.trace import TraceError
+from real.store.experts import SwapError
+from sim.results.intervals import OVER
+from sim.results.labels import labels_in, told
+from sim.results.outputs import own_folder
+from sim.traces.trace import TraceError
 
 OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks",
        "task_dir", "limit")  # fmt: skip

@@ -19,16 +19,16 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from capture.discover import CaptureError
-from capture.load import load_model, load_tokenizer
-from capture.prompts import prompts_file, read_prompts
-from capture.settings import DTYPES, SettingError, Settings
-from real.experts_swap import SwapError
+from capture.models.discover import CaptureError
+from capture.recording.load import load_model, load_tokenizer
+from capture.recording.prompts import prompts_file, read_prompts
+from capture.recording.settings import DTYPES, SettingError, Settings
 from real.lossy.assess import BUNDLED
 from real.lossy.drawing import draw
 from real.lossy.figures import FIGURES, Bench
 from real.lossy.sweep import SMALL, Sweep
 from real.lossy.whole import texts_of
+from real.store.experts import SwapError
 
 DEFAULTS = {"figure": "", "model": "tiny_mixtral", "prompts": "heldout", "fit": "8", "eval": "32",
             "output_dir": "outputs/quality_figures", "dtype": "float32", "device": "cpu", "threads": "0"}  # fmt: skip

@@ -37,11 +37,11 @@ from real.lossy.texts import texts_of_trace
 from real.lossy.variants import Variants
 from real.lossy.whole import Track, Whole
 from real.quality import WRONG_INPUT
-from sim.build import load_trace, trace_directory
-from sim.configure import configure
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import fit_sequences, shape_of
-from sim.trace import Header, trace_sha256
+from sim.setup.build import load_trace, trace_directory
+from sim.setup.configure import configure
+from sim.traces.trace import Header, trace_sha256
 
 DEFAULTS = {"fit": "", "tolerated": "0.05", "texts": "8", "output_dir": "outputs/fits", "weights": "",
             "dtype": "float32", "device": "cpu", "threads": "0"}  # fmt: skip

@@ -28,12 +28,12 @@ from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
 from real.quality import WRONG_INPUT, Request, request_of, told_of_quality
-from sim.intervals import OVER
-from sim.labels import Labels, labels_in, write_on
-from sim.latency import decode_time_and_tokens
-from sim.outputs import own_folder
-from sim.paired import Paired, paired
 from sim.pareto import front
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, labels_in, write_on
+from sim.results.latency import decode_time_and_tokens
+from sim.results.outputs import own_folder
+from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import AXIS, DONE
 

@@ -22,14 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import track
 
-from real.execute import ran_on
-from real.machine import processor
-from real.prepare import Request, prepare_replay
+from real.driver.machine import processor
+from real.setup.execute import ran_on
+from real.setup.prepare import Request, prepare_replay
 from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
 from real.validation.closed import as_lines, as_rows, read_modes, shifts_of
 from real.validation.report import write_report, write_timelines
-from sim.interrupts import Terminated, code_of, terminate
-from sim.outputs import own_folder
+from sim.process.interrupts import Terminated, code_of, terminate
+from sim.results.outputs import own_folder
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
 TIMELINE_STEPS = 32

@@ -1,5 +1,5 @@
 """Decides and simulates expert offloading. Never imports torch."""
 
-from sim.interrupts import end_commands_quietly
+from sim.process.interrupts import end_commands_quietly
 
 end_commands_quietly()

@@ -16,12 +16,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sim import catalogue
-from sim.bounds import MAX, RELAXATION
-from sim.build import build
-from sim.command import CONF, changed, forget_made, output_folder, system_name
-from sim.execute import execute
-from sim.outputs import own_folder, print_summary, write_outputs
+from sim.bounds.bounds import MAX, RELAXATION
+from sim.results.outputs import own_folder, print_summary, write_outputs
+from sim.setup import catalogue
+from sim.setup.build import build
+from sim.setup.command import changed, forget_made, output_folder, system_name
+from sim.setup.execute import execute
+from sim.values.places import CONF
 
 REFUSED: list[str] = []
 """Runs of a multirun that could not be."""

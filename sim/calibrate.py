@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from sim.build import ROOT
-from sim.configure import configure
-from sim.costs import Roofline
-from sim.hardware import Hardware
-from sim.model import PRECISIONS, Model
-from sim.sections import make_object, words_of
-from sim.types import Step
-from sim.units import GB, NS_PER_MS
+from sim.machine.costs import Roofline
+from sim.machine.hardware import Hardware
+from sim.machine.model import PRECISIONS, Model
+from sim.setup.configure import configure
+from sim.setup.sections import make_object, words_of
+from sim.values.places import CONF
+from sim.values.types import Step
+from sim.values.units import GB, NS_PER_MS
 
 WORDS = ("log", "columns", "base", "name", "link", "model", "precision", "context", "rows", "output")
 NEEDED = ("log", "columns", "base", "name")
@@ -102,7 +102,7 @@ def parse(arguments: Sequence[str]) -> Request:
         raise ValueError("compute times need model=NAME, whose work they are, and model=NAME a column of them")
     if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
         raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
-    output = Path(given.get("output") or ROOT / "conf" / "hardware" / f"{given['name']}.yaml")
+    output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
     if output.exists():
         raise ValueError(f"output={output} exists; remove it, or choose another name")
     precision = given.get("precision", "fp16")

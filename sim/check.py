@@ -8,7 +8,7 @@ cache may hold. ``policy`` is a file of ``conf/cache``; options are the policy's
 values for it. The answer is which contract explains every flag; of the others, how many flags they explain, and the
 first lookup that they do not, with what the replay's cache did instead; and of the log and each replay how many
 lookups hit. Where none explains every flag, the single
-faults of the engine or of the log are told that make the best one do so (`sim.fault_search`).
+faults of the engine or of the log are told that make the best one do so (`sim.checking.fault_search`).
 
 Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is wrong.
 """
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from sim.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, deviations, policy_options
-from sim.cache_walk import CacheWalk
-from sim.fault_search import FaultSearch
-from sim.fault_words import layer_name, name, step_of, tell_faults, where
-from sim.residency_log import ResidencyLog, read_log
-from sim.trace import DECODE
-from sim.units import part_of
+from sim.checking.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, deviations, policy_options
+from sim.checking.cache_walk import CacheWalk
+from sim.checking.fault_search import FaultSearch
+from sim.checking.fault_words import layer_name, name, step_of, tell_faults, where
+from sim.traces.residency_log import ResidencyLog, read_log
+from sim.traces.trace import DECODE
+from sim.values.units import part_of
 
 TRIED: Mapping[str, Sequence[str]] = {
     "initial": ("empty", "ascending"),

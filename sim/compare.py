@@ -16,12 +16,12 @@ from rich.progress import track
 from rich.table import Table
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sim.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
-from sim.labels import caption
-from sim.metrics import SCHEMA
-from sim.paired import TOO_FEW
-from sim.trials import Trial, prepared, trial
-from sim.units import GB, NS_PER_S
+from sim.answers.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
+from sim.results.labels import caption
+from sim.results.metrics import SCHEMA
+from sim.results.paired import TOO_FEW
+from sim.study.trials import Trial, prepared, trial
+from sim.values.units import GB, NS_PER_S
 
 USAGE = """usage: python -m sim.compare A B [key=value ...]
 

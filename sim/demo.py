@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from sim.build import build, load_trace
-from sim.configure import changes, configure
-from sim.execute import Result, execute
-from sim.intervals import OVER
-from sim.labels import Labels, labels_in, told, write_on
-from sim.latency import decode_time_and_tokens
-from sim.paired import Paired, paired
-from sim.timeline import trace_events
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, labels_in, told, write_on
+from sim.results.latency import decode_time_and_tokens
+from sim.results.paired import Paired, paired
+from sim.results.timeline import trace_events
+from sim.setup.build import build, load_trace
+from sim.setup.configure import changes, configure
+from sim.setup.execute import Result, execute
 
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
 SHARES = (0.25, 0.50, 0.75)

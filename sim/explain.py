@@ -20,12 +20,12 @@ from typing import Any
 
 import polars as pl
 
-from sim.build import load_trace
-from sim.explain_words import Names, ms, prefetch_story, residency_story
-from sim.labels import told
-from sim.lookahead_ranks import forecasts
-from sim.run_log import RunLog
-from sim.trace import Trace
+from sim.answers.explain_words import Names, ms, prefetch_story, residency_story
+from sim.answers.lookahead_ranks import forecasts
+from sim.results.labels import told
+from sim.results.run_log import RunLog
+from sim.setup.build import load_trace
+from sim.traces.trace import Trace
 
 KEYS = ("layer", "site", "expert", "step")
 USAGE = "python -m sim.explain RUN layer=3 expert=5 step=40 (or site=3)"

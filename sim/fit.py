@@ -25,19 +25,21 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
 
-from sim.batching import NO_ARRIVALS
-from sim.build import ROOT, TraceChoice, build, inform_caches, load_trace, make_controller
-from sim.configure import changes
-from sim.engine import simulate
+from sim.engine.engine import simulate
 from sim.fitting.artefact import write_artefact
 from sim.fitting.cache_weights import Fit, Weights, fit_weights, miss_penalty, override, simplex, table
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences
-from sim.labels import labels_of, told
 from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.scores import WeightedScore
-from sim.run import Run
-from sim.trace import Trace
+from sim.results.labels import labels_of, told
+from sim.results.run import Run
+from sim.setup.build import build, inform_caches, load_trace, make_controller
+from sim.setup.choices import TraceChoice
+from sim.setup.configure import changes
+from sim.traces.trace import Trace
+from sim.values.places import CONF
+from sim.workload.batching import NO_ARRIVALS
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
@@ -86,7 +88,7 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
 
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     try:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
             # A system's own predictor must not stand in the way of the one that is named.
             cfg = compose("config", ["output_dir=unused", *overrides])
         return {group: instantiate(cfg[group], _convert_="all") for group in GROUPS}
@@ -109,7 +111,7 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
             overrides.append(word)
     points = list(simplex(step))
     try:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = compose("config", overrides=[*overrides, *FIXED])
         run = build(cfg, "calibration", changed=changes(overrides))
     except (HydraException, OmegaConfBaseException) as error:

@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sim.model import PRECISIONS, Model
-from sim.model_config import config_text, model_from_config, read_config
-from sim.sections import words_of
-from sim.units import GIB
+from sim.machine.model import PRECISIONS, Model
+from sim.machine.model_config import config_text, model_from_config, read_config
+from sim.setup.sections import words_of
+from sim.values.units import GIB
 
 WORDS = ("from", "name", "output")
 

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.intervals import OVER
-from sim.labels import Labels, from_row, labels_in, told, write_on
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, from_row, labels_in, told, write_on
 
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"

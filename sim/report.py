@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.intervals import OVER
-from sim.labels import Labels, told, write_on
-from sim.outputs import own_folder
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, read_runs
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, told, write_on
+from sim.results.outputs import own_folder
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }

@@ -3,7 +3,7 @@
 Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches are walked once, and
 every machine's times follow from what they did, bit for bit those of ``python -m sim``. Other settings are refused by
 the switch that makes them so. Values after a comma are further machines: every combination is one.
-The column ``labels`` has what a reader must know of each row (`sim.labels`).
+The column ``labels`` has what a reader must know of each row (`sim.results.labels`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hydra.errors import HydraException
 from rich.console import Console
 from rich.table import Table
 
-from sim.build import build
-from sim.configure import changes
-from sim.frames import Frames
-from sim.hits import hit_ratio
-from sim.labels import from_row, labels_of, told
-from sim.latency import request_times
-from sim.record import Record
-from sim.run import Run
+from sim.process.shared import Shared
+from sim.results.frames import Frames
+from sim.results.hits import hit_ratio
+from sim.results.labels import from_row, labels_of, told
+from sim.results.latency import request_times
+from sim.results.run import Run
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import Times, second_pass
-from sim.shared import Shared
+from sim.setup.build import build
+from sim.setup.configure import changes
 from sim.study.cells import Cell, plan_cells
 from sim.study.plan import DEFAULTS, Plan
+from sim.values.record import Record
 
 SWEPT = "hardware"
 SHOWN = ("decode_tokens_per_s", "ttft_s.mean", "tpot_s.mean", "makespan_s", "hit_ratio")

@@ -18,17 +18,17 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from sim.breakeven import Crossing, crossing, knee
-from sim.intervals import OVER
-from sim.labels import Labels, caption, labels_in, told
-from sim.latency import decode_time_and_tokens
-from sim.orphans import leave_with_parent
-from sim.outputs import check_writable, locked
-from sim.paired import paired
-from sim.run import Run
-from sim.trials import Trial, kept_trial, prepared
-from sim.whatif_figure import draw
-from sim.whatif_questions import QUESTIONS, Question, held_bits
+from sim.answers.breakeven import Crossing, crossing, knee
+from sim.answers.whatif_figure import draw
+from sim.answers.whatif_questions import QUESTIONS, Question, held_bits
+from sim.process.orphans import leave_with_parent
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, caption, labels_in, told
+from sim.results.latency import decode_time_and_tokens
+from sim.results.outputs import check_writable, locked
+from sim.results.paired import paired
+from sim.results.run import Run
+from sim.study.trials import Trial, kept_trial, prepared
 
 USAGE = """usage: python -m sim.whatif memory | link | predictor | cpu | bits [key=value ...]
 

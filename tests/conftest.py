@@ -14,8 +14,9 @@ from omegaconf import DictConfig
 
 from bundled import BUNDLED, Configure
 from capture.import_trace import main as import_trace
-from sim.build import ROOT, load_trace
-from sim.trace import Trace
+from sim.setup.build import load_trace
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
 
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""

@@ -21,7 +21,7 @@ expert was absent, is not read and not applied.
 at the precision of that name (``q4_k_m``, say) take the logged bytes.
 
 The trace has the choices; what the cache did, in the order of the file, and each site's bytes for one expert and for
-its dense part are in the two files of `sim.residency_log`.
+its dense part are in the two files of `sim.traces.residency_log`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from capture.importers.bigmoe_lookups import (
 )
 from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, complete
 from capture.importers.source import Imported, Refuse, Track
-from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
-from sim.trace import DECODE, PREFILL, Trace
+from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
+from sim.traces.trace import DECODE, PREFILL, Trace
 
 KEYS = (*(key for key in FACTS if key != "experts"), "dtype")
 DTYPE = re.compile(r"[-.](I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)

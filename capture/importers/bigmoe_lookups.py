@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers.source import INT16_MAX, INT32_MAX, Refuse, Track, decoded, require_file
-from sim.trace import PREFILL, TraceError
+from sim.traces.trace import PREFILL, TraceError
 
 VERSION_LINE = "# route_trace v1"
 MODEL_LINE = re.compile(r"# model=(.+) arch=(\S+) n_layer=(\d{1,5}) n_expert=(\d{1,5}) n_expert_used=(\d{1,5})", re.A)

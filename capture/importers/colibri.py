@@ -38,7 +38,7 @@ from capture.importers.source import (
     one_of,
     require_file,
 )
-from sim.trace import CHUNK, DECODE, PREFILL
+from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 SEQUENCES = ("one", "prompts")
 KEYS = (*FACTS, "top_k", "sequences")

@@ -32,7 +32,7 @@ from capture.importers.source import (
     sha256_of_all,
     unreadable,
 )
-from sim.trace import PREFILL, TraceError
+from sim.traces.trace import PREFILL, TraceError
 
 KEYS = (*FACTS, "samples", "sequence_length", "tokens")
 LAYER_FILE = re.compile(r"layer_(\d{1,4})\.parquet", re.A)

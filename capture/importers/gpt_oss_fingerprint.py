@@ -45,7 +45,7 @@ from capture.importers.source import (
     sha256_of_all,
     unreadable,
 )
-from sim.trace import DECODE
+from sim.traces.trace import DECODE
 
 KEYS = FACTS
 GPT_OSS_20B = "gpt-oss-20b"

@@ -40,7 +40,7 @@ from capture.importers.source import (
     require_file,
     sha256,
 )
-from sim.trace import CHUNK, DECODE, PREFILL, TraceError
+from sim.traces.trace import CHUNK, DECODE, PREFILL, TraceError
 
 KEYS = tuple(key for key in FACTS if key != "experts")
 SCHEMA = 1

@@ -36,7 +36,7 @@ from capture.importers.source import (
     parsed_json,
     require_file,
 )
-from sim.trace import DECODE
+from sim.traces.trace import DECODE
 
 EVENTS_FILE, MANIFEST = "events.csv", "manifest.json"
 COLUMNS = ("event_index", "scheduler_step", "layer", "requested_experts", "misses", "hits")

@@ -36,7 +36,7 @@ from capture.importers.source import (
     require_file,
     stated_bytes,
 )
-from sim.trace import DECODE, TraceError
+from sim.traces.trace import DECODE, TraceError
 
 KEYS = (*FACTS, "sequences")
 SEQUENCES_FILE = "sequences.json"

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sha256, untied
-from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
-from sim.trace_header import RANK
+from sim.traces.header import RANK
+from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
 
 FACTS = ("name", "model", "architecture", "experts", "hidden", "expert_intermediate", "licence")
 WHOLE_FACTS = ("experts", "hidden", "expert_intermediate")

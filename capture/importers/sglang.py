@@ -44,7 +44,7 @@ from capture.importers.parts import (
 )
 from capture.importers.source import INT16_MAX, Imported, Refuse, Track
 from capture.importers.torch_file import array_of, load
-from sim.trace import CHUNK, DECODE, PREFILL, Trace
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
 
 KEYS = (*(key for key in FACTS if key != "experts"), "order")
 RANKS = 8

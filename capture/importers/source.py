@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.trace import Trace, TraceError
+from sim.traces.trace import Trace, TraceError
 
 Item = TypeVar("Item")
 Track = Callable[[Sequence[Item], str], Iterable[Item]]

@@ -48,7 +48,7 @@ from capture.importers.source import (
     parsed_json,
     require_file,
 )
-from sim.trace import CHUNK, DECODE, PREFILL
+from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 KEYS = (*FACTS, "top_k", "order")
 NEEDED_COLUMNS = ("sequence", "position", "phase", "site", "experts")

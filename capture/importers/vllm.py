@@ -53,7 +53,7 @@ from capture.importers.source import (
     require_file,
     stated_bytes,
 )
-from sim.trace import CHUNK, DECODE, PREFILL
+from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 KEYS = (*FACTS, "dense_layers", "order")
 LARGEST_FILE_BYTES = 1 << 30

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from real.device import Service
-from real.prepare import Prepared
+from real.driver.device import Service
+from real.setup.prepare import Prepared
 
 Points = list[tuple[int, float]]
 """An argument, and the median of what it took, in ns."""
 
 
 class DeviceBench:
-    """The device of ``prepared``, open. Implements ``real.device.Listener``."""
+    """The device of ``prepared``, open. Implements ``real.driver.device.Listener``."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.device: Any = prepared.device

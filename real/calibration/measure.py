@@ -16,9 +16,9 @@ import torch
 
 from real.calibration.bench import DeviceBench, Points, medians
 from real.kernels.stacked_gates import stacked_gates
-from real.prepare import Prepared, prepare_replay
-from real.reading import DirectReader
-from real.store import StoreError
+from real.setup.prepare import Prepared, prepare_replay
+from real.store.reading import DirectReader
+from real.store.store import StoreError
 from real.validation.cases import measure_run, request_of
 from real.validation.constants import Constants
 
@@ -145,7 +145,7 @@ def _links(bench: DeviceBench, plan: Plan, facts: Facts) -> None:
 
 
 def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> None:
-    from real.device import TAIL
+    from real.driver.device import TAIL
 
     g = bench.geometry
     ((_, facts.dense),) = medians([1], lambda rows: bench.compute_ns(g.key(0, 0, g.experts), rows), plan.repeats)

@@ -40,7 +40,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
         f"plain weights {found.expert_residual:.1%} and {found.expert_worst:.1%}.",
         *([f"# Left out: {'; '.join(left_out)}"] if left_out else []),
         *([] if real else ["# A rehearsal on the host: these are no GPU's figures."]),
-        "_target_: sim.hardware.Hardware",
+        "_target_: sim.machine.Hardware",
         f"name: {machine.name}",
         "preset: calibrated",
         f"validated: {'measured' if real else 'none'}",
@@ -48,7 +48,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
         f"reserved_gib: {machine.reserved_bytes / 2**30:.6g}  # taken before anything of a run is allocated",
         "links:",
         f"  {machine.link}:",
-        "    _target_: sim.hardware.Link",
+        "    _target_: sim.machine.Link",
         f"    peak_gb_per_s: {link.per_s / gb:.6g}  # {machine.source}; line through {len(facts.copy)} sizes",
         "    efficiency: 1.0  # as measured",
         f"    overhead_us: {link.overhead_ns / 1e3:.6g}  # the same line; hand-overs between threads included",
@@ -64,7 +64,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
     lines += [
         "ram: null",
         "compute:",
-        "  _target_: sim.hardware.Compute",
+        "  _target_: sim.machine.Compute",
         f"  peak_tflops: {found.flops_per_s / 1e12:.6g}  # an expert of the most rows",
         "  flops_efficiency: 1.0  # as measured",
         f"  memory_gb_per_s: {found.memory_bytes_per_s / gb:.6g}  # an expert of plain weights, one row",
@@ -78,7 +78,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
     if found.cpu_bytes_per_s is not None:
         lines += [
             "cpu:",
-            "  _target_: sim.hardware.Cpu",
+            "  _target_: sim.machine.Cpu",
             f"  peak_tflops: {max(found.flops_per_s / 1e12 if machine.device != 'cuda' else 1.0, 1e-6):.6g}"
             f"  # {'as the compute' if machine.device != 'cuda' else 'not measured: one row is bound by memory'}",
             "  flops_efficiency: 1.0  # as measured",
@@ -87,7 +87,7 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
             f"  round_trip_us: {found.cpu_round_trip_ns / 1e3:.6g}  # two hand-overs between threads",
         ]
     if facts.host:
-        lines += ["host:", "  _target_: sim.hardware.Host"]
+        lines += ["host:", "  _target_: sim.machine.Host"]
         lines += [f"  {part}_us: {ns / 1e3:.6g}  # median gap of a run" for part, ns in facts.host.items()]
     lines += ["prediction_us: 0.0", *_tables(machine, facts)]
     return "\n".join([*lines, f'source: "real.calibrate on {machine.gpu}, {machine.date}"', ""])
@@ -99,7 +99,7 @@ def _plain_ns(facts: Facts) -> float:
 
 def _tables(machine: Machine, facts: Facts) -> list[str]:
     """``copy_us`` for every model; experts and layers for the one that they were measured with."""
-    lines = ["measured:", "  _target_: sim.measured.Measured"]
+    lines = ["measured:", "  _target_: sim.machine.Measured"]
     if machine.model is not None:
         lines += [f"  model: {machine.model}"]
         lines += _mapping("expert_us", tables_us(facts.experts), "by rows, for each precision")

@@ -25,7 +25,7 @@ from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.kernels.sparse_expert import sparse_expert
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
-from sim.units import part_of
+from sim.values.units import part_of
 
 Work = Callable[[], object]
 

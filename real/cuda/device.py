@@ -31,15 +31,15 @@ from real.cuda.runtime import CudaRuntime, Runtime, Stream
 from real.cuda.segments import tables_bytes
 from real.cuda.slots import DeviceSlots
 from real.cuda.work import Captured, DeviceWork, captured_of
-from real.device import TAIL, Listener, Service, Turn
-from real.expert_work import SiteInputs, Weights
-from real.neurons import Arrivals
-from real.settings import Engine
-from real.store import Store
-from real.threads import Job, Seat, ThreadedDevice, Worker
-from real.timers import sleep_until
-from sim.controller import Controller
-from sim.run import Run
+from real.driver.device import TAIL, Listener, Service, Turn
+from real.driver.settings import Engine
+from real.driver.threads import Job, Seat, ThreadedDevice, Worker
+from real.driver.timers import sleep_until
+from real.store.neurons import Arrivals
+from real.store.store import Store
+from real.store.work import SiteInputs, Weights
+from sim.core.controller import Controller
+from sim.results.run import Run
 
 PIECE_BYTES = 8 << 20
 """150 us of a PCIe 5 link: what a piece's own cost vanishes in."""
@@ -360,7 +360,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
-    """The device for a run (`real.devices`). Raise ValueError where there is no GPU."""
+    """The device for a run (`real.setup.devices`). Raise ValueError where there is no GPU."""
     return _make("cuda", CudaRuntime, run, weights, engine)
 
 

@@ -15,12 +15,12 @@ from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import Elsewhere, Pinned, Scattered, Source
 from real.cuda.runtime import Runtime
 from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
-from real.neurons import Arrivals
-from real.reading import BufferedReader, Bytes, DirectReader, Reader
-from real.settings import Engine
-from real.slots import SlotMemory, most_bytes
-from real.store import Store
-from sim.controller import Controller
+from real.driver.settings import Engine
+from real.store.slots import SlotMemory, most_bytes
+from real.store.neurons import Arrivals
+from real.store.reading import BufferedReader, Bytes, DirectReader, Reader
+from real.store.store import Store
+from sim.core.controller import Controller
 
 STAGING_BUFFERS = 3
 """One is read into, one copied, and one waits."""

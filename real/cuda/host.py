@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from real.machine import available_bytes, memory_bytes
+from real.driver.machine import available_bytes, memory_bytes
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from real.cuda.runtime import Graph, Runtime, Stream
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.slot_matrices import SlotMatrices
 from real.kernels.sparse_expert import gathered_expert
-from real.neurons import Numbers
+from real.store.neurons import Numbers
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """``compute(x [1, H], table int32 [W, J]) -> [J, H]``: kernels only, of fixed shapes, without a look at any value."""

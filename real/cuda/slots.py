@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from real.cuda.runtime import DeviceError, Event, Runtime, Stream
-from real.room import ALIGNMENT as ROOM_ALIGNMENT
-from real.room import Extent, Room
-from sim.slots import IN_FLIGHT, Slots
+from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
+from real.store.room import Extent, Room
+from sim.core.slots import IN_FLIGHT, Slots
 
 SLOT_ALIGNMENT = 256
 """What a GPU loads from memory at once, several times over."""

@@ -16,12 +16,12 @@ from real.cuda.arena import PinnedArena
 from real.cuda.runtime import Runtime, Stream
 from real.cuda.segments import Kind, Need, Segments, all_neurons, fused_expert, sparse_expert_in_part
 from real.cuda.slots import DeviceSlots, Slot
-from real.expert_work import ExpertWork, Weights
-from real.experts_swap import Tensors
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
-from real.neurons import UP, Numbers, of_neurons
-from real.store import RAW, StoredTensor, Variant
-from sim.types import Geometry
+from real.store.experts import Tensors
+from real.store.neurons import UP, Numbers, of_neurons
+from real.store.store import RAW, StoredTensor, Variant
+from real.store.work import ExpertWork, Weights
+from sim.values.types import Geometry
 
 FIRST = ("gate_up_proj", "up_proj")
 Draw = Callable[..., Tensor]

@@ -17,8 +17,8 @@ from torch import Tensor
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.gather import Gatherer, arena_bytes, check_rows
 from real.cuda.runtime import Event, Runtime
+from real.driver.settings import Engine
 from real.kernels.gather_rows import gather_rows
-from real.settings import Engine
 
 TABLES = 2
 """Lists of rows: one is written while the kernel reads the other."""

@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from capture.load import load_model, weights_sha256
-from capture.settings import Settings
-from real.eyes import Eyes, read_thresholds
+from capture.recording.load import load_model, weights_sha256
+from capture.recording.settings import Settings
+from real.live.eyes import Eyes, read_thresholds
 from real.lossy.loss import Quality, TokenLoss, quality_of
 from real.lossy.mixture import Forward, plain_forward
 from real.lossy.replay import (
@@ -31,13 +31,14 @@ from real.lossy.replay import (
 )
 from real.lossy.sparse import require_gated, sparse_forward
 from real.lossy.variants import Scheme, Variants, roundings
-from sim.build import ROOT, build, load_trace, trace_directory
-from sim.configure import changes, configure
-from sim.labels import labels_in
-from sim.model import AS_STORED
+from sim.machine.model import AS_STORED
 from sim.policies.payloads import ActiveShare
-from sim.run import Run
-from sim.trace import Header, Trace, trace_sha256
+from sim.results.labels import labels_in
+from sim.results.run import Run
+from sim.setup.build import build, load_trace, trace_directory
+from sim.setup.configure import changes, configure
+from sim.traces.trace import Header, Trace, trace_sha256
+from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets"
 LOOPS = ("open", "closed")

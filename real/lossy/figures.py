@@ -20,7 +20,7 @@ from real.lossy.sparse import WHERE, ActivationSample, require_gated, sparse_for
 from real.lossy.sweep import Order, Point, Sweep
 from real.lossy.variants import Scheme, Variants
 from real.lossy.whole import Track, Whole, changed_dense
-from sim.units import part_of
+from sim.values.units import part_of
 
 CHANNELS, GROUPS = Scheme("channels"), Scheme("groups", 64)
 SKIP_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)

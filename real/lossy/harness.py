@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from capture.load import load_tokenizer
-from capture.settings import Settings
-from real.experts_swap import swapped_experts
+from capture.recording.load import load_tokenizer
+from capture.recording.settings import Settings
 from real.lossy.assess import Weights, built
 from real.lossy.mixture import LEFT_OUT, Served, mixing
 from real.lossy.replay import Subject
 from real.lossy.variants import Scheme, Variants
-from sim.choices import need_order
+from real.store.experts import swapped_experts
 from sim.policies.base import PrecisionSelector
 from sim.policies.payloads import ActiveShare
 from sim.policies.row_forecast import RowForecast
+from sim.workload.choices import need_order
 
 
 class NothingResident:

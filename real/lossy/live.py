@@ -2,7 +2,7 @@
 
 Theory of operation. A driver (the simulator's engine) walks the steps of a workload and visits its gates. Here a visit
 lets the model run on to that gate: it is told how the controller served the gate before, computes that, and stops at
-the next router, whose choice, and what later routers would choose, then stand in the gate (`real.live_workload`). So
+the next router, whose choice, and what later routers would choose, then stand in the gate (`real.live.workload`). So
 the controller decides on what the lossy model shows, and the model computes with what the controller decided.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from real.asked import Asked
-from real.eyes import Eyes
-from real.live_workload import LiveGate, LiveWorkload
+from real.live.asked import Asked
+from real.live.eyes import Eyes
+from real.live.workload import LiveGate, LiveWorkload
 from real.lossy.mixture import Served
 from real.lossy.paused import PausedModel, served_by
 from real.lossy.texts import Reading
-from sim.controller import Controller
-from sim.types import Outcome, Step
-from sim.workload import Workload
+from sim.core.controller import Controller
+from sim.values.types import Outcome, Step
+from sim.workload.steps import Workload
 
 OnStep = Callable[[Step, torch.Tensor], None]
 

@@ -2,7 +2,7 @@
 
 Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text from the same prompt,
 by its most likely token. In either, the open loop simulates on the full-precision model's gates in that mode, and the
-closed loop has the lossy model in it. Intervals are paired, over sequences (``sim.intervals``).
+closed loop has the lossy model in it. Intervals are paired, over sequences (``sim.results.intervals``).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from real.lossy.assess import Assessment, check_may_close, is_lossless
 from real.lossy.loss import Estimate, TokenLoss, token_losses
 from real.lossy.replay import Reference, Subject, agreement, live_run, refer
 from real.lossy.texts import Reading, Text
-from sim.execute import Result, execute
-from sim.frames import Frames
-from sim.hits import asked, is_found
-from sim.intervals import from_errors, mean_interval
-from sim.labels import Labels, caption, labels_in
-from sim.latency import decode_time_and_tokens
 from sim.policies.base import IntArray
-from sim.run import Run
-from sim.types import Step
+from sim.results.frames import Frames
+from sim.results.hits import asked, is_found
+from sim.results.intervals import from_errors, mean_interval
+from sim.results.labels import Labels, caption, labels_in
+from sim.results.latency import decode_time_and_tokens
+from sim.results.run import Run
+from sim.setup.execute import Result, execute
+from sim.values.types import Step
 
 MODES = ("teacher-forced", "free-running")
 DISTANCES = ((0, 1), (1, 8), (8, 16), (16, 32), (32, 64), (64, 1 << 30))

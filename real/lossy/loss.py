@@ -1,7 +1,7 @@
 """How far a lossy model is from the full-precision one, token by token, and how sure that is.
 
 Every number is paired: both models read the same tokens, and intervals are over whole sequences
-(``sim.intervals``). Natural logarithms throughout.
+(``sim.results.intervals``). Natural logarithms throughout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sim.intervals import mean_interval, ratio_interval, share_interval
+from sim.results.intervals import mean_interval, ratio_interval, share_interval
 
 Floats = NDArray[np.float64]
 

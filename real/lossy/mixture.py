@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from real.experts_swap import Compute, ModelForm, Tensors, add_up, rows_of
 from real.lossy.variants import Variants
+from real.store.experts import Compute, ModelForm, Tensors, add_up, rows_of
 
 LEFT_OUT = -1
 Forward = Callable[[ModelForm, int, Tensors, torch.Tensor, int], torch.Tensor]
@@ -66,7 +66,7 @@ def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
 
 
 def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward) -> Compute:
-    """What ``real.experts_swap.swapped_experts`` takes."""
+    """What ``real.store.experts.swapped_experts`` takes."""
 
     def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return mix(variants, site, hidden, decide(site, hidden, ids, weights), forward)

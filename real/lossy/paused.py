@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from real.asked import Asked, asking
+from real.live.asked import Asked, asking
 from real.lossy.mixture import Forward, Served, mix, plain_forward
 from real.lossy.variants import Variants
 

@@ -9,7 +9,7 @@ import torch
 
 from real.lossy.mixture import Decide, Served
 from real.lossy.whole import row_scores
-from sim.units import part_of
+from sim.values.units import part_of
 
 
 def above_score(threshold: float, code: int, experts: int) -> Decide:

@@ -16,28 +16,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capture.discover import MoELayer
-from capture.norms import gate_norms
-from real.asked import Asked, asking
-from real.experts_swap import ModelForm, expert_forms, swapped_experts
-from real.eyes import Eyes
-from real.live_workload import LiveWorkload
+from capture.models.discover import MoELayer
+from capture.models.norms import gate_norms
+from real.live.asked import Asked, asking
+from real.live.eyes import Eyes
+from real.live.workload import LiveWorkload
 from real.lossy.live import LiveRun
 from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import LEFT_OUT, Forward, Served, mix, mixing, plain_forward
 from real.lossy.paused import PausedModel
 from real.lossy.texts import Reading, Text, following, texts_of_trace
 from real.lossy.variants import Variants
-from sim.bounds import lower_bounds
-from sim.engine import simulate
-from sim.execute import Result
-from sim.frames import Frames
-from sim.metrics import summarise
+from real.store.experts import ModelForm, expert_forms, swapped_experts
+from sim.bounds.bounds import lower_bounds
+from sim.engine.engine import simulate
 from sim.policies.base import FloatArray, IntArray
-from sim.run import Run
-from sim.trace import Trace
-from sim.types import Outcome, Step
-from sim.workload import Workload
+from sim.results.frames import Frames
+from sim.results.metrics import summarise
+from sim.results.run import Run
+from sim.setup.execute import Result
+from sim.traces.trace import Trace
+from sim.values.types import Outcome, Step
+from sim.workload.steps import Workload
 
 Track = Callable[[str, int], None]
 """``track(what, sequence)``, called when a sequence of a pass has ended."""
@@ -154,7 +154,7 @@ class Replayed:
 
 
 def measured(run: Run, record: Any) -> Result:
-    """What ``sim.execute`` gives of a run, of a record that somebody else has made."""
+    """What ``sim.setup.execute`` gives of a run, of a record that somebody else has made."""
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
     return Result(summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames)
 

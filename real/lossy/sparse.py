@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from real.experts_swap import ModelForm, Tensors
 from real.lossy.mixture import Forward
-from sim.units import part_of
+from real.store.experts import ModelForm, Tensors
+from sim.values.units import part_of
 
 WHERE = ("gate", "up", "down")
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from capture.discover import CaptureError
-from sim.trace import DECODE, Trace
+from capture.models.discover import CaptureError
+from sim.traces.trace import DECODE, Trace
 
 
 @dataclass(frozen=True)

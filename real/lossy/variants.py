@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from real.experts_swap import ModelForm
 from real.kernels.quantise import dequantise, quantise, quantise_channels, quantise_hqq
-from sim.model import AS_STORED, PRECISIONS
+from real.store.experts import ModelForm
+from sim.machine.model import AS_STORED, PRECISIONS
 
 GROUP = 64
 """Weights that share a scale where the name of a precision does not say: HQQ's usual group."""

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from capture.prompts import Prompt
-from real.experts_swap import ModelForm, expert_forms, swapped_experts
+from capture.recording.prompts import Prompt
 from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import Decide, Forward, Served, all_at, mixing, plain_forward
 from real.lossy.texts import Text, following, read_whole
 from real.lossy.variants import Variants
-from sim.choices import need_order
-from sim.routing import shares_above
+from real.store.experts import ModelForm, expert_forms, swapped_experts
+from sim.traces.routing import shares_above
+from sim.workload.choices import need_order
 
 ENCODER_PROMPT = 64
 """Tokens of a text that an encoder reads; what follows is the decoder's."""

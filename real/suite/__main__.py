@@ -25,7 +25,7 @@ from types import FrameType
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
-from sim.sections import words_of
+from sim.setup.sections import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")
@@ -109,7 +109,7 @@ def suite(asked: Asked) -> int:
         raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
     # Imported late: `missing` must tell of absent packages, omegaconf among them, without importing any.
-    from sim.outputs import locked
+    from sim.results.outputs import locked
 
     with locked(folder):
         print(f"results: {folder}", flush=True)

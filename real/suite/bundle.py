@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from real.suite.needs import files_of
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 ASSETS = "capture/assets"
 MODEL = "tiny_mixtral"

@@ -8,7 +8,7 @@ from typing import Any
 
 from real.suite.conduct import STATE
 from real.suite.context import Context
-from sim.labels import labels_in, told
+from sim.results.labels import labels_in, told
 
 GB = 1e9
 TARGETS = {"gemv": 0.8, "sparse": 0.85, "copy": 0.95}

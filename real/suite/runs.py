@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from real.execute import measure, replay_driver
-from real.prepare import Prepared, Request, prepare_replay
+from real.setup.execute import measure, replay_driver
+from real.setup.prepare import Prepared, Request, prepare_replay
 from real.suite.context import Cells, Context
 from real.suite.sizes import OWN_WORDS, SIZES, VARIANTS
 from real.validation.cases import Plan, request_of
-from sim.record import Record
+from sim.values.record import Record
 
 STORES = Path("outputs/stores/suite")
 FREE = ("engine.links=free", "engine.compute=free")
@@ -145,7 +145,7 @@ def live(context: Context) -> None:
 
 
 def _live(context: Context, model: str, system: str, together: int) -> dict[str, Any]:
-    from real.live_run import live_driver, prepare
+    from real.live.run import live_driver, prepare
 
     tokens = SIZES[context.size].live_tokens
     words = (
@@ -172,9 +172,9 @@ def whole_logits(
     """The last rows' logits of each step [B, V], by the whole unpatched model on a device: all passages at once."""
     from hydra.utils import instantiate
 
-    from capture.load import load_model
-    from capture.run import decoder_of
-    from real.prepare import settings_of, weights_folder
+    from capture.recording.load import load_model
+    from capture.recording.run import decoder_of
+    from real.setup.prepare import settings_of, weights_folder
 
     folder = weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all"))
     assert folder is not None

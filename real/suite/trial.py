@@ -12,7 +12,7 @@ from importlib import import_module
 from real.suite.pieces import PIECES, REPORT
 from real.suite.sizes import OWN_WORDS, SIZES
 
-BY_NAME = ("real.devices", "real.cuda.device")
+BY_NAME = ("real.setup.devices", "real.cuda.device")
 """Modules that the pieces reach by a name in a string."""
 
 
@@ -38,16 +38,16 @@ def told(faults: list[str]) -> str:
 
 def _modules() -> list[str]:
     # Reading the code needs packages: nothing of it may be asked for before they have been found.
-    from sim.build import ROOT
     from sim.reproduce.keys import Code
+    from sim.setup.build import ROOT
 
     places = [piece.place.partition(":")[0] for piece in (*PIECES, REPORT)]
     return sorted(Code(ROOT).reached([*places, *BY_NAME]))
 
 
 def _run(size: str, system: str) -> None:
-    from real.execute import measure, replay_driver
-    from real.prepare import prepare_replay
+    from real.setup.execute import measure, replay_driver
+    from real.setup.prepare import prepare_replay
     from real.validation.cases import request_of
 
     one = SIZES[size]

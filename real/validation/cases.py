@@ -11,20 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from real.conformance import NonconformanceError, conform
-from real.execute import as_it_ran
-from real.prepare import Prepared, Request, prepare_replay, read_request
-from real.recording import Recording, record_run
+from real.driver.recording import Recording, record_run
+from real.setup.execute import as_it_ran
+from real.setup.prepare import Prepared, Request, prepare_replay, read_request
+from real.validation.conformance import NonconformanceError, conform
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
 from real.validation.judge import Case
-from sim.calls import replay
-from sim.configure import changes, configure
-from sim.costs import Durations
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.labels import Labels
-from sim.record import Record
-from sim.run import Run
+from sim.engine.engine import simulate
+from sim.machine.costs import Durations
+from sim.results.calls import replay
+from sim.results.frames import Frames
+from sim.results.labels import Labels
+from sim.results.run import Run
+from sim.setup.configure import changes, configure
+from sim.values.record import Record
 
 SCHEDSTAT = Path("/proc/self/schedstat")
 BUSY_SHARE = 0.005

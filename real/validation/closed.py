@@ -10,7 +10,7 @@ from rich.console import Console
 from real.closed_loop import measure
 from real.lossy.loops import MODES, Shift
 from real.quality import request_of
-from sim.labels import told
+from sim.results.labels import told
 
 NOT_SIMULATED = ("device", "input", "engine", "live")
 """What says how a device runs: a closed loop is simulated, beside the model at work."""

@@ -17,11 +17,11 @@ from statistics import median
 import numpy as np
 import polars as pl
 
-from real.recording import Recording, Service, lengths_of
-from sim.controller import Controller
-from sim.costs import Durations
-from sim.frames import Frames
-from sim.types import HostCosts, Outcome, Step
+from real.driver.recording import Recording, Service, lengths_of
+from sim.core.controller import Controller
+from sim.machine.costs import Durations
+from sim.results.frames import Frames
+from sim.values.types import HostCosts, Outcome, Step
 
 Kind = tuple[str, int, bool]
 """What was done; a link's or a precision's number; whether in a decode step."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from real.validation.cases import Checked
 from real.validation.judge import COVERAGE, LEVEL, Case, Ranking, as_row, coverage, intervals, rankings
-from sim.frames import Frames
-from sim.labels import Labels, told, write_on
-from sim.timeline import trace_events
+from sim.results.frames import Frames
+from sim.results.labels import Labels, told, write_on
+from sim.results.timeline import trace_events
 
 
 def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checked], cases: Sequence[Case],

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.fitted import Shape
-from sim.trace_fields import TraceError, load_object
+from sim.values.fields import TraceError, load_object
 
 SCHEMA = 1
 KINDS = "iuf"

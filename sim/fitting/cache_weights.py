@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.controller import Controller
-from sim.hits import ALWAYS, SKIPS, skip_codes
+from sim.core.controller import Controller
 from sim.policies.scores import WeightedScore
-from sim.types import Outcome
-from sim.units import require_number
-from sim.workload import Workload
+from sim.results.hits import ALWAYS, SKIPS, skip_codes
+from sim.values.types import Outcome
+from sim.values.units import require_number
+from sim.workload.steps import Workload
 
 Weights = Mapping[str, float]
 MOST_PARTS = 20
@@ -61,7 +61,7 @@ def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) 
 
 def miss_penalty(controller: Controller, workload: Workload) -> float:
     """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision, bits / highest bits
-    for another, over all that count in a hit ratio (``sim.hits``)."""
+    for another, over all that count in a hit ratio (``sim.results.hits``)."""
     bits = np.array(controller.geometry.bits) / controller.geometry.bits[0]
     outcome = np.array(controller.lookup_outcomes)
     wanted = np.array(controller.lookup_wanted) if controller.lookup_wanted else np.zeros(len(outcome), np.int64)

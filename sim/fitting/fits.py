@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.choices import need_order
 from sim.fitting.artefact import Artefact
 from sim.policies.fitted import FittedPredictor, Sample, Shape, Track
-from sim.trace import DECODE, Header, Trace, trace_sha256
+from sim.traces.trace import DECODE, Header, Trace, trace_sha256
+from sim.workload.choices import need_order
 
 
 def shape_of(header: Header) -> Shape:

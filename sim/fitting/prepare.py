@@ -9,16 +9,17 @@ import numpy as np
 
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
 from sim.fitting.fits import artefact_name, shape_of
-from sim.gate_inputs import read_gate_inputs
 from sim.policies.base import Predictor
 from sim.policies.fitted import FittedPredictor
 from sim.policies.payloads import ReusedChannels, Whole
 from sim.policies.precisions import LowForFew, PerExpert
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
-from sim.trace import trace_sha256
-from sim.workload import Workload
+from sim.traces.gate_inputs import read_gate_inputs
+from sim.traces.trace import trace_sha256
+from sim.values.places import ASSETS
+from sim.workload.steps import Workload
 
-SHIPPED = Path(__file__).parents[2] / "capture" / "assets" / "predictors"
+SHIPPED = ASSETS / "predictors"
 """A folder for each trace, by its name, with the fits that come with the project."""
 
 

@@ -2,3 +2,70 @@
 
 Standard library and numpy only. Their contracts are in :mod:`sim.policies.base`.
 """
+
+from sim.policies.adaptive import ARC
+from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.frequency import LFU
+from sim.policies.importance import RecentImportance
+from sim.policies.learned import LearnedPerSite
+from sim.policies.lookahead import ConfidentLookahead, GateLookahead
+from sim.policies.matching import ActivationMatching
+from sim.policies.paths import ExpertPaths, NextSiteConditional
+from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
+from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
+from sim.policies.popular import Popular
+from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
+from sim.policies.predictors import NoPrediction
+from sim.policies.quotas import ExpectedLoads, MeasuredLoads, ShallowFirst
+from sim.policies.recency import FIFO, LRU, LeastStale, Transient
+from sim.policies.references import Foreseen, StatedAccuracy
+from sim.policies.reroutes import ForecastRoutes, MaskedGate
+from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.policies.token_routes import TokenRoutes
+
+__all__ = [
+    "ARC",
+    "FIFO",
+    "LFU",
+    "LRU",
+    "AbsentOnCpu",
+    "ActivationMatching",
+    "ActivationRatio",
+    "ActiveShare",
+    "Belady",
+    "ConfidentLookahead",
+    "CostAwareBelady",
+    "CpuByCost",
+    "DecayedLFU",
+    "ExpectedLoads",
+    "ExpertPaths",
+    "Fixed",
+    "ForecastRoutes",
+    "Foreseen",
+    "FrequencyOverDistance",
+    "GateLookahead",
+    "LearnedPerSite",
+    "LeastStale",
+    "Load",
+    "LowForFew",
+    "MaskedGate",
+    "MeasuredLoads",
+    "NextSiteConditional",
+    "NoPrediction",
+    "PerExpert",
+    "Popular",
+    "Random",
+    "RecentImportance",
+    "ReusedChannels",
+    "ScoreThreshold",
+    "ShallowFirst",
+    "SkipAbsent",
+    "SkipLight",
+    "StatedAccuracy",
+    "TokenRoutes",
+    "Transient",
+    "VisitCount",
+    "WeightedScore",
+    "Whole",
+    "WholeLayer",
+]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
-from sim.types import Cause, Geometry, PoolPlan
+from sim.values.types import Cause, Geometry, PoolPlan
 
 
 class Lists:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.types import Cause, Geometry, PoolPlan
+from sim.values.types import Cause, Geometry, PoolPlan
 
 IntArray = NDArray[np.integer]
 FloatArray = NDArray[np.floating]
@@ -153,7 +153,7 @@ class CachePolicy(Protocol):
 
 class PrecisionSelector(Protocol):
     """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP; of a gate's needs also
-    another expert that serves instead (`sim.types.rerouted`).
+    another expert that serves instead (`sim.values.types.rerouted`).
     """
 
     precisions: tuple[str, ...]

@@ -11,7 +11,7 @@ from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
 from sim.policies.scores import Floats, Scored, Within
-from sim.types import Cause, Geometry, PoolPlan
+from sim.values.types import Cause, Geometry, PoolPlan
 
 NEVER = 1 << 62
 """The next request of a key that is not requested again."""

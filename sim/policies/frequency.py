@@ -9,7 +9,7 @@ from itertools import filterfalse
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
-from sim.types import Cause, Geometry, PoolPlan
+from sim.values.types import Cause, Geometry, PoolPlan
 
 COUNT_SCOPES = ("resident", "sequence", "model")
 

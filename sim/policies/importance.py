@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import Arrays, FittedPredictor, Shape
-from sim.units import require_number
+from sim.values.units import require_number
 
 
 class RecentImportance(FittedPredictor):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
 from sim.policies.row_forecast import RowForecast
-from sim.units import require_flag
+from sim.values.units import require_flag
 
 COMPARISONS = ("whole", "later")
 COLLECTIONS = ("fitted", "empty")

@@ -9,8 +9,8 @@ import numpy as np
 
 from sim.policies.base import Choice, FloatArray, Gate
 from sim.policies.fitted import Arrays, require_array
-from sim.types import Geometry
-from sim.units import require_number
+from sim.values.types import Geometry
+from sim.values.units import require_number
 
 SHARES = ("recorded", "nominal")
 MISSED = ("dropped", "fetched")

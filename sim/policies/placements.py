@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.policies.base import Gate, Queued, Resident
-from sim.types import Place
-from sim.units import require_number
+from sim.values.types import Place
+from sim.values.units import require_number
 
 OBJECTIVES = ("sum", "max")
 WHEN = ("always", "decode")
 DECODE = 1
-"""The phase of a decoded row (`sim.trace.DECODE`, which this layer may not read tables to know)."""
+"""The phase of a decoded row (`sim.traces.trace.DECODE`, which this layer may not read tables to know)."""
 
 
 class Load:

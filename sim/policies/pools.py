@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from sim.policies.base import Gate
 from sim.policies.profile import Profile
 from sim.policies.quotas import Quotas, given_quotas, spread
-from sim.types import Geometry, PoolPlan
-from sim.units import as_written, part_of
+from sim.values.types import Geometry, PoolPlan
+from sim.values.units import as_written, part_of
 
 SCOPES = ("global", "precision", "site")
 INITIALS = ("ascending", "popular", "empty")

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.policies.quotas import Quotas
 from sim.policies.scores import Floats, Scored, Within
-from sim.types import Geometry, PoolPlan
+from sim.values.types import Geometry, PoolPlan
 
 
 class Popular(Scored):

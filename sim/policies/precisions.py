@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Resident
-from sim.types import SKIP
-from sim.units import part_of, require_flag, require_number
+from sim.values.types import SKIP
+from sim.values.units import part_of, require_flag, require_number
 
 
 class Fixed:

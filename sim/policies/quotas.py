@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.profile import Profile
-from sim.types import CapacityError, Geometry
+from sim.values.types import CapacityError, Geometry
 
 
 class Quotas(Protocol):

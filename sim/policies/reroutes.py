@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import numpy as np
 
 from sim.policies.base import Choice, Resident
-from sim.types import REROUTE, SKIP, rerouted
+from sim.values.types import REROUTE, SKIP, rerouted
 
 
 class ForecastRoutes:

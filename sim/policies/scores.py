@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
-from sim.types import Cause, Geometry, PoolPlan
+from sim.values.types import Cause, Geometry, PoolPlan
 
 Floats = NDArray[np.float64]
 Within = slice | NDArray[np.intp]

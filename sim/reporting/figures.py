@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sim.hits import asked, is_found
 from sim.pareto import front
 from sim.reporting.runs import GIB, ReportedRun
+from sim.results.hits import asked, is_found
 
 Runs = Sequence[ReportedRun]
 BINS = 60

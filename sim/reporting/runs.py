@@ -14,7 +14,7 @@ import polars as pl
 import yaml  # type: ignore[import-untyped]
 from polars.exceptions import PolarsError
 
-from sim.labels import Labels, labels_in
+from sim.results.labels import Labels, labels_in
 
 SHOWN = ("schema", "system", "hardware", "model", "trace", "budget", "labels", "contracts", "stall_s", "prefetch",
          "ci95", "makespan_s")  # fmt: skip

@@ -14,13 +14,13 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.build import ROOT
 from sim.reproduce import keys
 from sim.reproduce.durations import Timing
 from sim.reproduce.measured import Measured, measure
 from sim.reproduce.roles import Paper
 from sim.study.cells import make_cell
 from sim.study.plan import Plan
+from sim.values.places import CONF
 
 OWN = ("trace", "timing", "calibrated")
 """Words that this module resolves; all others are a configuration's."""
@@ -143,7 +143,7 @@ def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None
     if predictor.get("artefact", "") is not None:
         return None
     for option, path in fits.items():
-        target = OmegaConf.load(ROOT / "conf" / "predictor" / f"{option}.yaml")._target_
+        target = OmegaConf.load(CONF / "predictor" / f"{option}.yaml")._target_
         if get_class(str(target)) is get_class(str(predictor["_target_"])):
             predictor["artefact"] = str(path)
             return keys.files_digest(path.parent.iterdir())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.costs import FixedDurations
-from sim.model import PRECISION_BITS
-from sim.run import Run
-from sim.units import NS_PER_S
+from sim.machine.costs import FixedDurations
+from sim.machine.model import PRECISION_BITS
+from sim.results.run import Run
+from sim.values.units import NS_PER_S
 
 EXPERT_BYTES = 768 * 3072 * 2 * 4
 """Of Switch-base in FP32."""

@@ -16,10 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sim.build import ROOT, load_trace
-from sim.configure import configure
-from sim.labels import Labels, from_row, synthetic_label
-from sim.orphans import leave_with_parent
+from sim.process.orphans import leave_with_parent
 from sim.reproduce import arms, keys
 from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
@@ -28,8 +25,12 @@ from sim.reproduce.measures import MEASURES, TRACE_MEASURES, Given, stacked_gate
 from sim.reproduce.roles import Experiment, Paper
 from sim.reproduce.rules import Value
 from sim.reproduce.storage import timing_of, whole_decoder_over_compute
-from sim.sections import make_object
-from sim.trace_header import parse_header, trace_sha256
+from sim.results.labels import Labels, from_row, synthetic_label
+from sim.setup.build import load_trace
+from sim.setup.configure import configure
+from sim.setup.sections import make_object
+from sim.traces.header import parse_header, trace_sha256
+from sim.values.places import CONF, ROOT
 
 CLOSED = ("stacked_gates", "whole_decoder_over_compute")
 """Measures that need neither a run nor a trace."""
@@ -207,7 +208,7 @@ def _synthesis_digest() -> str:
 @cache
 def _fit_digest(option: str) -> str:
     """Of what fits a predictor; the trace lies beside the fit."""
-    path = ROOT / "conf" / "predictor" / f"{option}.yaml"
+    path = CONF / "predictor" / f"{option}.yaml"
     modules = keys.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
     return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[:12]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sim.configure import configure
-from sim.model import PRECISION_BITS, Model
+from sim.machine.model import PRECISION_BITS, Model
 from sim.reproduce.kernels import kernel_ms, kernel_speedup
 from sim.reproduce.roles import Claim, Paper
-from sim.sections import make_object
+from sim.setup.configure import configure
+from sim.setup.sections import make_object
 
 GIB = 2**30
 EDGEMOE_EXPERT_BYTES = 768 * 3072 * 2 * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.hardware import Compute
+from sim.machine.hardware import Compute
 
 EXPERT_BYTES = 352_321_536
 """Mixtral-8x7B's, fp16."""

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sim.build import ROOT
+from sim.values.places import CONF, ROOT
 
 PACKAGES = ("numpy", "polars", "simpy")
 """What computes besides the project."""
@@ -55,6 +55,7 @@ class Code:
         self.root = root
         self._files: dict[str, Path | None] = {}
         self._trees: dict[str, ast.Module] = {}
+        self._exports: dict[str, Mapping[str, str]] = {}
 
     def digest(self, *modules: str) -> str:
         """Of ``modules`` and of all below ``root`` that they import, at whatever remove and wherever in a function.
@@ -64,17 +65,40 @@ class Code:
         return digest(versions(), [(name, self.own_digest(name)) for name in sorted(self.reached(modules))])
 
     def reached(self, modules: Iterable[str]) -> set[str]:
-        """``modules``, the packages that they lie in, and what all these import."""
+        """``modules``, the packages that they lie in, and what all these import.
+
+        A package that only exports names is left out: who asks it for a name reaches the module behind that name.
+        """
         found: set[str] = set()
         waiting = list(modules)
         if unknown := [name for name in waiting if self.file_of(name) is None]:
             raise ValueError(f"no modules below {self.root}: {', '.join(unknown)}")
         while waiting:
             name = waiting.pop()
-            if name not in found and self.file_of(name) is not None:
+            if name not in found and self.file_of(name) is not None and not self.exports(name):
                 found.add(name)
                 waiting += [*self._imported(name), *_packages(name)]
         return found
+
+    def exports(self, package: str) -> Mapping[str, str]:
+        """The names that a package exports, each with the module behind it; empty for any other module."""
+        if package not in self._exports:
+            path = self.file_of(package)
+            found = {}
+            if path is not None and path.name == "__init__.py":
+                body = [node for node in self._tree(package).body if not _is_text(node)]
+                if all(_is_export(node) for node in body):
+                    found = {alias.name: str(node.module) for node in body if isinstance(node, ast.ImportFrom)
+                             for alias in node.names}
+            self._exports[package] = found
+        return self._exports[package]
+
+    def module_of(self, path: str) -> str:
+        """The module of a dotted name: ``sim.policies.recency`` of ``sim.policies.LRU``."""
+        parts = path.split(".")
+        end = next(end for end in range(len(parts), 0, -1) if self.file_of(".".join(parts[:end])) is not None)
+        name = ".".join(parts[:end])
+        return self.exports(name).get(parts[end], name) if end < len(parts) else name
 
     def file_of(self, name: str) -> Path | None:
         if name not in self._files:
@@ -112,13 +136,21 @@ class Code:
                 origin = ".".join([*above, *([node.module] if node.module else [])])
                 named = [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
             for one in named:
-                yield from (one, *_packages(one))
+                package, _, last = one.rpartition(".")
+                yield from (self.exports(package).get(last, one) if package else one, *_packages(one))
 
 
 def _packages(name: str) -> Iterator[str]:
     """The packages that a module lies in."""
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts)))
+
+
+def _is_export(node: ast.AST) -> bool:
+    """``from package.module import Name``, or ``__all__ = [...]``."""
+    if isinstance(node, ast.Assign):
+        return [ast.unparse(target) for target in node.targets] == ["__all__"]
+    return isinstance(node, ast.ImportFrom) and node.level == 0
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -137,17 +169,11 @@ def code_digest(*modules: str) -> str:
 def target_modules(config: object) -> set[str]:
     """The project's modules of every ``_target_`` in nested values."""
     if isinstance(config, Mapping):
-        own = {_module_of(str(config["_target_"]))} if "_target_" in config else set()
+        own = {OWN.module_of(str(config["_target_"]))} if "_target_" in config else set()
         return own.union(*map(target_modules, config.values()))
     if isinstance(config, list | tuple):
         return set[str]().union(*map(target_modules, config))
     return set()
-
-
-def _module_of(path: str) -> str:
-    """``sim.policies.caches`` of ``sim.policies.caches.Lru``."""
-    parts = path.split(".")
-    return next(name for end in range(len(parts), 0, -1) if OWN.file_of(name := ".".join(parts[:end])) is not None)
 
 
 # ---- results
@@ -162,7 +188,7 @@ def wide_sources() -> str:
     own = OWN.reached(["sim.reproduce.arms", "sim.reproduce.wrong"])
     code = [(name, OWN.own_digest(name)) for name in sorted(modules)
             if not name.startswith("sim.reproduce.") or name in own]  # fmt: skip
-    return digest(versions(), code, files_digest(ROOT.glob("conf/**/*.yaml")))
+    return digest(versions(), code, files_digest(CONF.glob("**/*.yaml")))
 
 
 def wide_key(words: Sequence[str], trace: str, timing: object, fits: Sequence[str]) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sim.build import build, load_trace
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.hits import asked, is_found, is_missed
-from sim.labels import labels_of
-from sim.latency import decode_time_and_tokens, prefill_time
+from sim.engine.engine import simulate
+from sim.process.shared import Shared
 from sim.reproduce.durations import Timing, timed
-from sim.run import Run
-from sim.shared import Shared
-from sim.trace import Trace
+from sim.results.frames import Frames
+from sim.results.hits import asked, is_found, is_missed
+from sim.results.labels import labels_of
+from sim.results.latency import decode_time_and_tokens, prefill_time
+from sim.results.run import Run
+from sim.setup.build import build, load_trace
+from sim.traces.trace import Trace
 
 LOADING = ("demand", "behind_demand", "behind_prefetch", "late_prefetch", "storage", "no_slot")
 _SHARED = Shared(3)
@@ -47,7 +47,7 @@ class Measured:
     device_bytes: int
     gates: str = ""
     labels: dict[str, str | None] = field(default_factory=dict)
-    """What a reader must know of them (`sim.labels`)."""
+    """What a reader must know of them (`sim.results.labels`)."""
     extra: dict[str, float] = field(default_factory=dict)
 
 

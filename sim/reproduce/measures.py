@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware import Hardware
-from sim.intervals import ratio_interval
+from sim.machine.hardware import Hardware
 from sim.reproduce.measured import Measured
 from sim.reproduce.rules import Value
-from sim.trace import DECODE, PREFILL, Trace
+from sim.results.intervals import ratio_interval
+from sim.traces.trace import DECODE, PREFILL, Trace
 
 Floats = NDArray[np.float64]
 Group = Mapping[str, Measured]

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
-from sim.trace_header import parse_header
+from sim.traces.header import parse_header
 
 GAINS = ("gain_over_lru", "gain_over_lfu")
 """Experiments over every trace at hand."""

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sim.labels import Labels, told, write_on
 from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
+from sim.results.labels import Labels, told, write_on
 
 COLOURS = {"holds": "#2a7f3f", "reachable": "#d08a1d", "misses": "#b3372f"}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sim.model import Model
+from sim.machine.model import Model
 from sim.reproduce.durations import EXPERT_BYTES, MEAN_BITS, Timing
 from sim.reproduce.roles import Claim, Paper, load_paper
 

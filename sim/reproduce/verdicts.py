@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.labels import Labels
 from sim.reproduce.experiments import Outcome
 from sim.reproduce.identities import compute
 from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import Value, agrees, has_published_sign, matches, published
+from sim.results.labels import Labels
 
 VERDICTS = {
     "holds": "met at the documented default",

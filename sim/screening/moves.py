@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.batching import NO_ARRIVALS
-from sim.controller import Controller
-from sim.loader import Transfer
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
 from sim.policies.predictors import NoPrediction
-from sim.types import SKIP, Outcome, Place, Step
-from sim.workload import Workload
+from sim.values.types import SKIP, Outcome, Place, Step
+from sim.workload.batching import NO_ARRIVALS
+from sim.workload.steps import Workload
 
 NOT_COMPUTED = int(Outcome.SKIP)
 EXACT_ONLY = "screening is exact only where decisions do not depend on time."

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import Durations
+from sim.machine.costs import Durations
 from sim.screening.moves import GateWork, Moves
-from sim.types import Step
+from sim.values.types import Step
 
 Ints = NDArray[np.int64]
 BLOCK_GATES = 1 << 15

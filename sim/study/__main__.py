@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.refusals import PARTS, SETTINGS
+from sim.setup.refusals import PARTS, SETTINGS
 from sim.study.cells import plan_cells
 from sim.study.conduct import answer, conduct, say
 from sim.study.launchers import OPTIONS, make_launcher

@@ -17,12 +17,13 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.build import trace_directory
-from sim.configure import configure, system_name
-from sim.study.composing import CONF, compose_plainly
+from sim.setup.build import trace_directory
+from sim.setup.configure import configure, system_name
+from sim.study.composing import compose_plainly
 from sim.study.plan import Plan, Values, nearest
-from sim.trace_header import parse_header, trace_sha256
-from sim.version import VERSION
+from sim.traces.header import parse_header, trace_sha256
+from sim.values.places import CONF
+from sim.values.version import VERSION
 
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sim.build import ROOT
+from sim.values.places import CONF
 
-CONF = ROOT / "conf"
 SELF, DEFAULTS, SYSTEM, OVERRIDE = "_self_", "defaults", "system", "override /"
 PACKAGE, WHOLE, INTERPOLATED = "@package", "# @package _global_\n", "${"
 OF_HYDRA = {"hydra": None, "output_dir": "unused"}
@@ -36,7 +35,7 @@ def compose_plainly(words: Sequence[str]) -> tuple[Values, str] | None:
 
     >>> values, system = compose_plainly(["system=lru", "cache=lfu"])
     >>> system, values["cache"]["_target_"]
-    ('lru', 'sim.policies.caches.LFU')
+    ('lru', 'sim.policies.frequency.LFU')
     """
     try:
         return _compose(words)

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sim.build import ROOT
+from sim.values.places import CONF
 
-STUDIES = ROOT / "conf" / "study"
+STUDIES = CONF / "study"
 KEYS = ("question", "base", "grid", "list", "search")
 SEARCH_KEYS = ("parameters", "objectives", "trials", "sampler", "seed", "together")
 DEFAULTS = ("outputs=summary",)

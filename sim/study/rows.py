@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from sim.labels import caption, labels_in
+from sim.results.labels import caption, labels_in
 from sim.study.cells import Cell
-from sim.version import VERSION
+from sim.values.version import VERSION
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 NUMBERS = (

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from sim.intervals import OVER
-from sim.labels import Labels, labels_in
-from sim.labels import told as labels_told
-from sim.paired import Paired, paired
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, labels_in
+from sim.results.labels import told as labels_told
+from sim.results.paired import Paired, paired
 from sim.study.cells import Cell, make_cell
 from sim.study.conduct import axes_of, showing_progress
 from sim.study.dataset import Dataset
 from sim.study.launchers import Launcher
 from sim.study.plan import Plan, section
 from sim.study.rows import DONE, NUMBERS, Row
-from sim.units import require_number
+from sim.values.units import require_number
 
 DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random", "nsga2")

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.comparison import PLACES, SAME, leaves, short
-from sim.intervals import OVER
-from sim.labels import Labels, labels_in, told
-from sim.paired import Paired, paired
+from sim.answers.comparison import PLACES, SAME, leaves, short
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, labels_in, told
+from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import DONE, Row
 

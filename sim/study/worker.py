@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
 
-from sim.build import build
-from sim.configure import changes
-from sim.execute import execute
-from sim.latency import decode_time_and_tokens
-from sim.orphans import leave_with_parent
-from sim.outputs import write_outputs
-from sim.shared import Shared
+from sim.process.orphans import leave_with_parent
+from sim.process.shared import Shared
+from sim.results.latency import decode_time_and_tokens
+from sim.results.outputs import write_outputs
+from sim.setup.build import build
+from sim.setup.configure import changes
+from sim.setup.execute import execute
 from sim.study.cells import Cell
 from sim.study.rows import DONE, FAILED, REFUSED, Row, make_row
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from capture.discover import discover
-from capture.hooks import RouterHooks
-from sim.routing import RoutingRule
-from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence, read_trace, write_trace
-from sim.trace_parts import header_of_part, write_trace_parts
-from sim.trace_storage import recorded_columns
+from capture.models.discover import discover
+from capture.recording.hooks import RouterHooks
+from sim.traces.parts import header_of_part, write_trace_parts
+from sim.traces.routing import RoutingRule
+from sim.traces.storage import recorded_columns
+from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence, read_trace, write_trace
 
 HIDDEN, EXPERTS, TOP_K, LAYERS, TOKENS = 4096, 8, 2, 32, 10_000
 REPEATS = 100

@@ -21,20 +21,22 @@ import simpy
 from rich.console import Console
 from rich.table import Table
 
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
-from sim.policies.caches import LFU, LRU, WeightedScore
+from sim.policies.frequency import LFU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import GateLookahead
-from sim.synthesis import PRESETS, synthesize
-from sim.trace import Trace
-from sim.types import Geometry, Route
-from sim.units import ms
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.policies.scores import WeightedScore
+from sim.traces.synthesis import PRESETS, synthesize
+from sim.traces.trace import Trace
+from sim.values.types import Geometry, Route
+from sim.values.units import ms
+from sim.workload.steps import Workload
 
 # Shape: (MB an expert, ms of dense work a site, ms an expert), a link of 25 GB/s with 10 us a transfer.
 TIMES = {"mixtral_8x7b": (352.0, 0.7, 0.4), "qwen15_moe": (17.3, 0.35, 0.05), "qwen3_30b": (9.4, 0.25, 0.03)}

@@ -22,15 +22,18 @@ from collections.abc import Iterator, Sequence
 from engine_speed import timeouts_per_s
 from hydra import compose, initialize_config_dir
 
-from sim.build import ROOT, build
-from sim.engine import simulate
+from sim.engine.engine import simulate
+from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy, Gate
-from sim.policies.caches import ARC, FIFO, LFU, LRU
+from sim.policies.frequency import LFU
+from sim.policies.recency import FIFO, LRU
 from sim.policies.scores import Scored
-from sim.run import Run
-from sim.synthesis import PRESETS, synthesize
-from sim.trace import Trace
-from sim.types import Cause
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.synthesis import PRESETS, synthesize
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
+from sim.values.types import Cause
 
 WORDS = ("output_dir=unused", "model=qwen3_30b_a3b", "hardware.memory_gib=192", "trace.split=all", "system=lru",
          "predictor=gate_lookahead_1")  # fmt: skip

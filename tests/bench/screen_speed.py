@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 
-from sim.build import build
+from sim.process.shared import Shared
 from sim.screen import read_words
 from sim.screening.moves import first_pass
 from sim.screening.times import second_pass
-from sim.shared import Shared
+from sim.setup.build import build
 
 MACHINES = 64
 

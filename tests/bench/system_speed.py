@@ -23,11 +23,12 @@ from omegaconf import OmegaConf
 
 import capture.fit
 import sim.fit
-from sim.build import ROOT, build
-from sim.configure import configure
-from sim.engine import simulate
-from sim.synthesis import PRESETS, synthesize
-from sim.trace import Trace, read_trace, write_trace
+from sim.engine.engine import simulate
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.traces.synthesis import PRESETS, synthesize
+from sim.traces.trace import Trace, read_trace, write_trace
+from sim.values.places import ROOT
 
 FITTED_BY = {"learned": capture.fit, "learned_stride_2": capture.fit}
 """Which command fits a predictor's option; those that are not here: sim.fit."""

@@ -15,8 +15,8 @@ import numpy as np
 from faulty_phone import log_of
 from numpy.typing import NDArray
 
-from sim.cache_replay import Contract
-from sim.residency_log import ResidencyLog
+from sim.checking.cache_replay import Contract
+from sim.traces.residency_log import ResidencyLog
 
 ROUTES = Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b" / "qwen.route.csv"
 BUDGET = 4000 << 20

@@ -7,13 +7,13 @@ from typing import cast
 
 import polars as pl
 
-from real.device import NullDevice
-from real.driver import drive
-from sim.calls import RecordedController, RecordedWorkload, first_difference, replay
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.run import Run
-from sim.workload import Workload
+from real.driver.device import NullDevice
+from real.driver.loop import drive
+from sim.engine.engine import simulate
+from sim.results.calls import RecordedController, RecordedWorkload, first_difference, replay
+from sim.results.frames import Frames
+from sim.results.run import Run
+from sim.workload.steps import Workload
 
 
 def check_both_drivers(fresh: Callable[[], Run]) -> Mapping[str, pl.DataFrame]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.batching import Batcher, Part
-from sim.contention import Contention
-from sim.contest import Contest, Draw
-from sim.controller import Controller
-from sim.engine import Engine
-from sim.links import Link, SharedLink
-from sim.loader import Transfer
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.engine.contest import Contest, Draw
+from sim.engine.engine import Engine
+from sim.engine.links import Link, SharedLink
+from sim.machine.contention import Contention
+from sim.workload.batching import Batcher, Part
 
 Patch = pytest.MonkeyPatch
 
@@ -202,7 +202,7 @@ def paces_kept(patch: Patch) -> None:
 
 def every_engine_alone(patch: Patch) -> None:
     """An engine has all of its link's pace, whoever serves beside it."""
-    patch.setattr("sim.contest.Counter", lambda parties: dict.fromkeys(parties, 1))
+    patch.setattr("sim.engine.contest.Counter", lambda parties: dict.fromkeys(parties, 1))
 
 
 def chunks_by_the_clock(patch: Patch) -> None:

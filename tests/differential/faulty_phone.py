@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from sim.cache_walk import BUDGET, LOST, PINNED, UNREFRESHED, VICTIM
-from sim.fault_search import FLAG, Explanation
-from sim.residency_log import ResidencyLog
+from sim.checking.cache_walk import BUDGET, LOST, PINNED, UNREFRESHED, VICTIM
+from sim.checking.fault_search import FLAG, Explanation
+from sim.traces.residency_log import ResidencyLog
 
 Key = tuple[int, int]
 """(site, expert)."""

@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.progress import track
 
 from capture.import_trace import main as import_trace
-from sim.cache_replay import Replayer
-from sim.cache_walk import EXCHANGED, CacheWalk
-from sim.fault_search import FLAG, SWAPPED, Explanation, FaultSearch
-from sim.fault_words import MOST_PLACES
-from sim.residency_log import ResidencyLog, read_log
+from sim.checking.cache_replay import Replayer
+from sim.checking.cache_walk import EXCHANGED, CacheWalk
+from sim.checking.fault_search import FLAG, SWAPPED, Explanation, FaultSearch
+from sim.checking.fault_words import MOST_PLACES
+from sim.traces.residency_log import ResidencyLog, read_log
 
 DECODED = 24
 """Decoded tokens of each log, after the prompt."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from sim import controller
-from sim.batching import Batcher
-from sim.controller import Controller
-from sim.loader import Transfer
+from sim.core import controller
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.core.ram import RamTier
+from sim.core.rerouting import Serving, serve
+from sim.core.slots import ABSENT, RESIDENT, UNUSED, Slots
 from sim.policies.base import Gate
-from sim.policies.caches import LRU
-from sim.ram import RamTier
-from sim.rerouting import Serving, serve
-from sim.slots import ABSENT, RESIDENT, UNUSED, Slots
-from sim.types import Cause, Geometry, Outcome
+from sim.policies.recency import LRU
+from sim.values.types import Cause, Geometry, Outcome
+from sim.workload.batching import Batcher
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]

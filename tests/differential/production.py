@@ -21,21 +21,24 @@ from differential.scenario import (
     union,
     union_forecast,
 )
-from sim.batching import Batcher, Request
-from sim.contention import Contention
-from sim.controller import Controller
-from sim.costs import Durations
-from sim.loader import Loader
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.machine.contention import Contention
+from sim.machine.costs import Durations
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
-from sim.policies.caches import FIFO, LFU, LRU, Belady, WeightedScore
+from sim.policies.belady import Belady
+from sim.policies.frequency import LFU
 from sim.policies.placements import Load
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.predictors import GateLookahead, NoPrediction
+from sim.policies.recency import FIFO, LRU
 from sim.policies.reroutes import ForecastRoutes
-from sim.record import Record
-from sim.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
-from sim.types import Step as RunStep
+from sim.policies.scores import WeightedScore
+from sim.values.record import Record
+from sim.values.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
+from sim.values.types import Step as RunStep
+from sim.workload.batching import Batcher, Request
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 NONE = np.zeros((0, 0))
@@ -57,7 +60,7 @@ class ScenarioChoice:
 
 
 class ScenarioGate:
-    """The gate object of a scenario: ``open`` and ``visit`` as ``sim.gates.StepGate``."""
+    """The gate object of a scenario: ``open`` and ``visit`` as ``sim.workload.gates.StepGate``."""
 
     weights = NONE
 
@@ -92,7 +95,7 @@ class ScenarioGate:
 
 
 class ScenarioWorkload:
-    """The steps of a scenario, given or composed, as ``sim.workload.Workload`` offers them to a driver.
+    """The steps of a scenario, given or composed, as ``sim.workload.steps.Workload`` offers them to a driver.
 
     ``told`` are the same steps in the scenario's words.
     """

@@ -15,12 +15,12 @@ from differential.rows import (
     TransferRow,
 )
 from differential.scenario import Scenario
-from sim.controller import Controller
-from sim.engine import simulate
-from sim.loader import Transfer
-from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
-from sim.stalls import split_stalls
-from sim.types import Outcome, PrefetchOutcome
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.engine.engine import simulate
+from sim.results.stalls import split_stalls
+from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
+from sim.values.types import Outcome, PrefetchOutcome
 
 OTHER_CAUSES: dict[int, Cause] = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: "no_request"}
 

@@ -14,16 +14,16 @@ import numpy as np
 from differential.production import ScenarioDurations, ScenarioWorkload, Schedule, controller_for
 from differential.scenario import Scenario, Step
 from sim.audit.files import RunFiles
-from sim.bounds import Bounds
-from sim.choices import Needs
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.metrics import summarise
+from sim.bounds.bounds import Bounds
+from sim.engine.engine import simulate
 from sim.policies.predictors import NoPrediction
-from sim.run import Run
-from sim.synthesis import synthesize
-from sim.trace import DECODE, PREFILL, ModelShape, TraceSequence
-from sim.types import Step as RunStep
+from sim.results.frames import Frames
+from sim.results.metrics import summarise
+from sim.results.run import Run
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, PREFILL, ModelShape, TraceSequence
+from sim.values.types import Step as RunStep
+from sim.workload.choices import Needs
 
 GIB = 2**30
 HEADER = synthesize(ModelShape("tiny", "none", 1, 2, 1, 8, 8), tokens=1, lookahead=0).header

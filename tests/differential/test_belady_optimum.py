@@ -13,18 +13,18 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
-from sim.policies.caches import Belady, CostAwareBelady, Foreseeing
+from sim.policies.belady import Belady, CostAwareBelady, Foreseeing
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.trace import DECODE, PREFILL, Header, ModelShape, Site, Trace, TraceSequence
-from sim.types import Geometry, Outcome
-from sim.workload import Workload
+from sim.traces.trace import DECODE, PREFILL, Header, ModelShape, Site, Trace, TraceSequence
+from sim.values.types import Geometry, Outcome
+from sim.workload.steps import Workload
 
 Gates = list[list[int]]
 SIZE = 1000

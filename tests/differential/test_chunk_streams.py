@@ -16,16 +16,16 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from sim.alarms import GATE, Alarm, Clock, Entry
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import Engine
-from sim.links import SERVICE
-from sim.loader import Loader
-from sim.policies.caches import FIFO
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.clock import GATE, Alarm, Clock, Entry
+from sim.engine.engine import Engine
+from sim.engine.links import SERVICE
+from sim.machine.costs import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
-from sim.types import Geometry
+from sim.policies.recency import FIFO
+from sim.values.types import Geometry
 
 SEEDS = range(250)
 LONG_NS = 1 << 40

@@ -17,19 +17,19 @@ from differential.by_hand import foresee, gate, machine, outcomes, sequence, ser
 from differential.production import ScenarioWorkload
 from differential.rows import Timeline
 from differential.scenario import Batching, Link, Loader, Need, Placement, Request, Row, Scenario
-from sim.controller import Controller
-from sim.costs import Durations, FixedDurations
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.loader import Loader as RunLoader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader as RunLoader
+from sim.engine.engine import simulate
+from sim.machine.costs import Durations, FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.record import Record
-from sim.trace import DECODE, PREFILL, Header, ModelShape, Site, Trace, TraceSequence
-from sim.types import Geometry
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.results.frames import Frames
+from sim.traces.trace import DECODE, PREFILL, Header, ModelShape, Site, Trace, TraceSequence
+from sim.values.record import Record
+from sim.values.types import Geometry
+from sim.workload.steps import Workload
 
 FIRST_NS = 1
 """The first gate."""

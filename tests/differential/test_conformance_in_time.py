@@ -21,14 +21,14 @@ from differential.by_hand import foresee, gate, machine, token
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Host, Link, Loader, Placement, Scenario, random_scenario
-from real.conformance import Conformance, NonconformanceError, conform
-from real.device import Device, NullDevice
-from real.driver import Driver
-from real.links import Links
-from real.needs import Batch, Needs
-from real.paced import PacedDevice
-from real.recording import Recording, record_run
-from sim.loader import Transfer
+from real.driver.device import Device, NullDevice
+from real.driver.links import Links
+from real.driver.loop import Driver
+from real.driver.needs import Batch, Needs
+from real.driver.paced import PacedDevice
+from real.driver.recording import Recording, record_run
+from real.validation.conformance import Conformance, NonconformanceError, conform
+from sim.core.loader import Transfer
 from unit.real.restless import Restless
 from unit.real.slowed import Slowed, slowed
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from differential.mutants import pins_ignored
-from real.conformance import NonconformanceError, conform
-from real.prepare import prepare_replay
-from real.recording import Recording
+from real.driver.recording import Recording
+from real.setup.prepare import prepare_replay
 from real.validation.cases import (
     MAX_STEP_ERROR,
     MAX_TOTAL_ERROR,
@@ -28,9 +27,10 @@ from real.validation.cases import (
     request_of,
     simulated,
 )
+from real.validation.conformance import NonconformanceError, conform
 from sim.policies.base import Choice, Gate
 from sim.policies.recency import LRU
-from sim.run import Run
+from sim.results.run import Run
 
 SLOW = (
     "hardware.links.loader.peak_gb_per_s=0.005", "hardware.links.loader.overhead_us=2000",

@@ -19,14 +19,14 @@ from differential import reference
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Cache, Scenario, random_scenario
-from real.device import NullDevice
-from real.driver import drive
-from sim.calls import Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
-from sim.controller import Controller
-from sim.costs import Durations
-from sim.engine import simulate
-from sim.record import Record
-from sim.workload import Workload
+from real.driver.device import NullDevice
+from real.driver.loop import drive
+from sim.core.controller import Controller
+from sim.engine.engine import simulate
+from sim.machine.costs import Durations
+from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
+from sim.values.record import Record
+from sim.workload.steps import Workload
 
 Case = tuple[str, int, bool]
 """Kind of scenario, seed, and whether its times are so small that much happens at one instant."""

@@ -16,14 +16,14 @@ import pytest
 from altered_phone import plain, with_experts
 from faulty_phone import log_of
 
-from sim import exchanged_lookups
-from sim.cache_replay import Contract, Replayer
-from sim.cache_walk import CacheWalk
-from sim.exchanged_lookups import exchanged, swapped
-from sim.lookup_order import LookupOrder
-from sim.residency_log import ResidencyLog
-from sim.synthesis import synthesize
-from sim.trace import ModelShape
+from sim.checking import exchanged_lookups
+from sim.checking.cache_replay import Contract, Replayer
+from sim.checking.cache_walk import CacheWalk
+from sim.checking.exchanged_lookups import exchanged, swapped
+from sim.checking.lookup_order import LookupOrder
+from sim.traces.residency_log import ResidencyLog
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
 
 SITES, EXPERTS, TOP_K, PROMPT, DECODED = 2, 6, 2, 3, 14
 SIZES = (10, 13)

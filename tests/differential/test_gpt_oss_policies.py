@@ -29,9 +29,12 @@ from differential.test_gpt_oss_trace import (
     published,
     pytestmark,
 )
-from sim.policies.caches import LFU, Belady, DecayedLFU, Popular
+from sim.policies.belady import Belady
+from sim.policies.frequency import LFU
+from sim.policies.popular import Popular
 from sim.policies.profile import Profile
-from sim.workload import Workload
+from sim.policies.scores import DecayedLFU
+from sim.workload.steps import Workload
 
 __all__ = ["published", "pytestmark"]
 

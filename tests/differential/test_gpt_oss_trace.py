@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from capture.importers.npz import SEQUENCES_FILE
-from sim.controller import Controller
-from sim.loader import Loader
+from sim.core.controller import Controller
+from sim.core.loader import Loader
 from sim.policies.base import CachePolicy
-from sim.policies.caches import LRU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.trace import read_trace
-from sim.types import Geometry, Outcome
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.traces.trace import read_trace
+from sim.values.types import Geometry, Outcome
+from sim.workload.steps import Workload
 
 FOLDER = Path(__file__).parents[2] / ".." / "shared" / "traces" / "gpt_oss_20b"
 ARRAYS = FOLDER / "gptoss20b_decode_routing.npz"

@@ -18,16 +18,16 @@ from differential.mutants import Plant, always, batched, nothing, replaced, swit
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
-from sim import engine, links, stream
-from sim.alarms import TRANSFER_END
-from sim.contended_links import ContendedLink
-from sim.contest import Contest
-from sim.controller import Controller
-from sim.links import SharedLink
-from sim.loader import Transfer
-from sim.policies.caches import LRU
-from sim.slots import Slots
-from sim.types import Geometry
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.core.slots import Slots
+from sim.engine.clock import TRANSFER_END
+from sim.engine.contended_links import ContendedLink
+from sim.engine.contest import Contest
+from sim.engine.engine import engine, links, stream
+from sim.engine.links import SharedLink
+from sim.policies.recency import LRU
+from sim.values.types import Geometry
 
 LIMIT = 120
 """Random scenarios in which a defect must show."""

@@ -14,10 +14,10 @@ from differential import production_rows, reference
 from differential.features import random_feature
 from differential.scenario import Scenario
 from differential.test_engine_against_reference import first_difference
-from sim.build import build
-from sim.execute import execute
-from sim.page_cache import PageCache
-from sim.trace import Trace
+from sim.machine.page_cache import PageCache
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
 
 Configure = Callable[..., DictConfig]
 
@@ -89,7 +89,7 @@ def test_any_course_of_reads_is_that_of_a_plain_list(seed: int) -> None:
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 DRIVE = ("system=load_on_demand", "hardware=jetson_agx_orin", "trace.max_sequences=1", "budget.resident_share=0.2")
-PAGES = "{_target_: sim.link_parts.Pages, capacity_gib: 100, gb_per_s: 20}"
+PAGES = "{_target_: sim.machine.Pages, capacity_gib: 100, gb_per_s: 20}"
 
 
 def summary(configure: Configure, trace: Trace, *words: str) -> dict[str, Any]:

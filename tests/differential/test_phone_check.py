@@ -14,9 +14,9 @@ import pytest
 from altered_phone import ALTERATIONS, BUDGET, CONTRACT, ROUTES, contradiction, first_steps, plain
 
 from capture.import_trace import main as import_trace
-from sim.cache_replay import Replayer, deviations
 from sim.check import check, main
-from sim.residency_log import ResidencyLog, read_log
+from sim.checking.cache_replay import Replayer, deviations
+from sim.traces.residency_log import ResidencyLog, read_log
 
 STEPS = 8
 """Decoded tokens of the altered logs, after the prompt: replays take their time."""

@@ -20,7 +20,7 @@ from faulty_phone import TOLD_AS, Course, course, draw, draw_case
 from localised import Checked, main, of_engine, of_text, read, table
 
 from capture.import_trace import main as import_trace
-from sim.residency_log import ResidencyLog, read_log
+from sim.traces.residency_log import ResidencyLog, read_log
 
 DECODED = 8
 """Decoded tokens of the logs, after the prompt."""

@@ -40,18 +40,18 @@ import polars as pl
 import pytest
 
 from capture.import_trace import main
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
-from sim.trace import DECODE, PREFILL, Trace, read_trace
-from sim.types import Geometry, Outcome
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
+from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
+from sim.values.types import Geometry, Outcome
+from sim.workload.steps import Workload
 
 FOLDER = Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b"
 ROUTES, METRICS = FOLDER / "qwen.route.csv", FOLDER / "qwen.metrics"

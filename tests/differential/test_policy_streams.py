@@ -13,23 +13,15 @@ import pytest
 
 from differential import plain_caches as plain
 from differential.test_request_streams import assert_same, belady_hits, keys_of, library_hits, next_uses, routing, run
-from sim.loader import Loader
+from sim.core.loader import Loader
+from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
-from sim.policies.caches import (
-    ARC,
-    LFU,
-    ActivationRatio,
-    Belady,
-    CostAwareBelady,
-    DecayedLFU,
-    FrequencyOverDistance,
-    LeastStale,
-    Popular,
-    Random,
-    VisitCount,
-    WeightedScore,
-)
+from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.frequency import LFU
+from sim.policies.popular import Popular
 from sim.policies.profile import Profile
+from sim.policies.recency import LeastStale
+from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
 
 SHAPES = ((1, 8, 400), (3, 6, 120), (5, 10, 60))
 """Sites, experts, steps."""

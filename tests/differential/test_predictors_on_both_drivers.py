@@ -12,9 +12,10 @@ import pytest
 
 from bundled import Configure
 from differential.both_drivers import check_both_drivers
-from sim.build import ROOT, build
-from sim.run import Run
-from sim.trace import Trace
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
 
 PREDICTORS = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml") if path.stem != "none")
 SHORT = "+workload.decode_tokens=24"

@@ -13,18 +13,20 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sim.controller import ONE_LINK, Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
+from sim.core.controller import ONE_LINK, Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
-from sim.policies.caches import FIFO, LFU, LRU, Belady, Foreseeing
+from sim.policies.belady import Belady, Foreseeing
+from sim.policies.frequency import LFU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
-from sim.types import Geometry, Outcome, Route
-from sim.workload import Workload
+from sim.policies.recency import FIFO, LRU
+from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
+from sim.values.types import Geometry, Outcome, Route
+from sim.workload.steps import Workload
 
 EXPERT_BYTES = 1000
 NEVER = 1 << 62

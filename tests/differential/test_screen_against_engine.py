@@ -11,10 +11,10 @@ import pytest
 
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Host, Scenario, random_scenario
-from sim.engine import simulate
+from sim.engine.engine import simulate
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import second_pass
-from sim.types import Outcome
+from sim.values.types import Outcome
 
 
 def without_prefetches(seed: int, ties: bool) -> Scenario:

@@ -17,10 +17,10 @@ import pytest
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Scenario, random_scenario
-from real.conformance import conform
-from real.paced import PacedDevice
-from real.recording import Recording, record_run
-from sim.calls import first_difference, replay
+from real.driver.paced import PacedDevice
+from real.driver.recording import Recording, record_run
+from real.validation.conformance import conform
+from sim.results.calls import first_difference, replay
 from unit.real.slowed import Slowed, slowed
 
 KINDS = ("plain", *FEATURES, "mixture")

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import Result, execute
+from sim.setup.build import build
+from sim.setup.execute import Result, execute
 
 SHORT = ("trace.max_sequences=1", "hardware.memory_gib=96")
 AHEAD = ("predictor=gate_lookahead_1",)

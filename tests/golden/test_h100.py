@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sim.build import ROOT
-from sim.trials import trial
+from sim.study.trials import trial
+from sim.values.places import ROOT
 
 FOLDER = ROOT / "real" / "results" / "nvidia_h100_80gb_hbm3" / "2026-11-22"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.controller import Controller
-from sim.execute import execute
-from sim.loader import Loader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.run import Run
-from sim.trace import Trace
-from sim.types import Geometry, Outcome
+from sim.policies.recency import LRU
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
+from sim.values.types import Geometry, Outcome
 
 MIXTRAL_EXPERT = 352_321_536
 SHORT = ("trace.max_sequences=1", "hardware.memory_gib=96")

@@ -11,10 +11,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.costs import Roofline
-from sim.hardware import Hardware
-from sim.types import Step
+from sim.machine.costs import Roofline
+from sim.machine.hardware import Hardware
+from sim.values.places import ROOT
+from sim.values.types import Step
 
 FACTS = ROOT.parent / "shared" / "facts" / "hardware.csv"
 FOLDER = ROOT / "conf" / "hardware"

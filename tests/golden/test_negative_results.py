@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from bundled import Configure
-from sim.breakeven import crossing
-from sim.build import build
-from sim.execute import execute
-from sim.latency import decode_time_and_tokens
-from sim.paired import FASTER, SLOWER, Paired, paired
-from sim.trace import Trace
-from sim.trials import Trial, trial
+from sim.answers.breakeven import crossing
+from sim.results.latency import decode_time_and_tokens
+from sim.results.paired import FASTER, SLOWER, Paired, paired
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.study.trials import Trial, trial
+from sim.traces.trace import Trace
 
 SHORT = ("trace.max_sequences=4", "hardware.memory_gib=96")
 

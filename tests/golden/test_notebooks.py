@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

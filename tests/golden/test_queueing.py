@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from sim.batching import Batcher, Request, arrival_times, given_arrivals
-from sim.build import build
-from sim.execute import execute
-from sim.trace import Trace
-from sim.units import NS_PER_S
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
+from sim.values.units import NS_PER_S
+from sim.workload.batching import Batcher, Request, arrival_times, given_arrivals
 
 Configure = Callable[..., DictConfig]
 REQUESTS = 100_000

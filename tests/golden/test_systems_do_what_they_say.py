@@ -12,12 +12,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from sim.build import ROOT
-from sim.execute import execute
-from sim.outputs import answer
-from sim.run import Run
-from sim.trials import prepared
-from sim.types import Event
+from sim.results.outputs import answer
+from sim.results.run import Run
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+from sim.values.places import ROOT
+from sim.values.types import Event
 
 SHORT = ("trace.max_sequences=1", "hardware.memory_gib=96", "outputs=summary")
 USUAL = ("edgemoe", "fate", "hobbit", "moe_infinity_code", "swapmoe")

@@ -13,9 +13,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from sim.build import ROOT, make_object
 from sim.policies.profile import Profile
-from sim.types import Geometry
+from sim.setup.build import make_object
+from sim.values.places import ROOT
+from sim.values.types import Geometry
 
 CONF = ROOT / "conf"
 GROUPS = ("cache", "ram_cache", "predictor", "precision", "placement")

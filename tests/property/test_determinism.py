@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 FILES = {
     "config.yaml", "decisions.parquet", "lookups.parquet", "sequences.parquet", "summary.json", "timeline.json",

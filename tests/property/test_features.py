@@ -18,7 +18,7 @@ from differential.rows import Timeline, TransferRow
 from differential.scenario import Fixed, Scenario, Step
 from differential.timeline import check
 from property.watched import Done, every_run, names, run, scenario_of
-from sim.calls import KINDS
+from sim.results.calls import KINDS
 
 BOTH_TIES = pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 NOT_OF_LINKS = ("cpu_join", "host", "no_request")

@@ -19,14 +19,14 @@ from omegaconf import DictConfig
 
 from differential.rows import ServiceRow
 from property.watched import PLAIN, Done, done, every_run, run, scenario_of
-from sim.bounds import fewest_loads, lower_bounds
-from sim.build import build
-from sim.execute import Result, execute
-from sim.run import Run
-from sim.slots import IN_FLIGHT
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace
-from sim.types import Outcome
+from sim.bounds.bounds import fewest_loads, lower_bounds
+from sim.core.slots import IN_FLIGHT
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.execute import Result, execute
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace
+from sim.values.types import Outcome
 
 BOTH_TIES = pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.contracts import CONF, GEOMETRY, GROUPS, PROFILE, Make, discover, each, unchanged
-from sim.policies.caches import LRU
-from sim.types import Cause, Outcome
+from sim.policies.recency import LRU
+from sim.values.types import Cause, Outcome
 
 # ---- caches: any history that a controller could bring ---------------------------------------------------------------
 
@@ -212,7 +212,7 @@ def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
 
 
 MOST_RECENT = '''
-from sim.policies.caches import LRU
+from sim.policies.recency import LRU
 
 
 class MostRecent(LRU):

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from property.contracts import Make, each, unchanged
 from sim.fitting.fits import fit_predictor, shape_of
 from sim.fitting.prepare import future_needs
-from sim.gate_inputs import GateInputs
 from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.predictors import NoPrediction
-from sim.synthesis import synthesize
-from sim.trace import ModelShape
-from sim.types import REROUTE, SKIP, Place
-from sim.workload import StepGate, Workload
+from sim.traces.gate_inputs import GateInputs
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.values.types import REROUTE, SKIP, Place
+from sim.workload.steps import StepGate, Workload
 
 # ---- selectors -------------------------------------------------------------------------------------------------------
 

@@ -15,28 +15,29 @@ from differential.scenario import Scenario
 from differential.test_engine_against_reference import AMONG_RIVALS, given
 from property.brute_force import Instance, shortest
 from property.watched import names, scenario_of
-from sim import relaxation
-from sim.bound_problem import work_of
-from sim.bounds import RELAXATION, Bounds, lower_bounds
-from sim.build import ROOT
-from sim.choices import Needs
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
+from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds, relaxation
+from sim.bounds.problem import work_of
+from sim.bounds.relaxation import Problem, Requests, relaxed_ns
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
-from sim.policies.caches import LFU, LRU, Belady
+from sim.policies.belady import Belady
+from sim.policies.frequency import LFU
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.policies.predictors import NoPrediction
-from sim.record import Record
-from sim.relaxation import Problem, Requests, relaxed_ns
-from sim.run import Run
-from sim.synthesis import synthesize
-from sim.trace import ModelShape
-from sim.trials import prepared
-from sim.types import Geometry
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.results.run import Run
+from sim.study.trials import prepared
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.values.places import ROOT
+from sim.values.record import Record
+from sim.values.types import Geometry
+from sim.workload.choices import Needs
+from sim.workload.steps import Workload
 
 UNIT = 1000
 """ns of a unit of brute force, so that whole ns hide nothing."""

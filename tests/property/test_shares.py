@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sim.budget import Budget
-from sim.policies.caches import LRU
+from sim.machine.budget import Budget
 from sim.policies.precisions import LowForFew, PerExpert
-from sim.types import Geometry
-from sim.units import part_of
+from sim.policies.recency import LRU
+from sim.values.types import Geometry
+from sim.values.units import part_of
 
 COUNTS = st.integers(1, 100_000)
 SIZES = st.sampled_from((1, 1_000, 17_301_504, 352_321_536))

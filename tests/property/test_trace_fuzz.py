@@ -1,6 +1,6 @@
 """Hostile traces: whatever the bytes, the answer is a trace that keeps its rules, or a `TraceError`.
 
-Oracle of acceptance: `holds`, the rules of `sim.trace_rows.Trace` once more in plain Python, row by row.
+Oracle of acceptance: `holds`, the rules of `sim.traces.rows.Trace` once more in plain Python, row by row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.trace import DECODE, Trace, TraceError, read_trace, write_trace
+from sim.traces.trace import DECODE, Trace, TraceError, read_trace, write_trace
 from unit.sim.cells import with_cells, with_random_scores
 from unit.sim.traces import EXTRA, edit_header, make_trace, rehash
 
@@ -162,7 +162,7 @@ def test_any_truncated_file_is_refused_by_name(whole: Path, copy: Path, share: f
 
 def test_forged_bytes_are_refused_or_keep_the_rules(whole: Path, copy: Path) -> None:
     # Seeded, not drawn: about one forged byte in 6000 makes polars' own parser ask for 2**61 bytes and abort the
-    # process, which no caller can catch (see the limit stated in sim.trace).
+    # process, which no caller can catch (see the limit stated in sim.traces.trace).
     rng = random.Random(1)
     original = (whole / ROUTES).read_bytes()
     directory = fresh(whole, copy)

@@ -16,13 +16,13 @@ from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload
 from differential.rows import LookupRow, Timeline
 from differential.scenario import Need, Scenario, Step, random_scenario
-from sim.calls import KINDS
-from sim.controller import Controller
-from sim.engine import simulate
+from sim.core.controller import Controller
+from sim.core.slots import IN_FLIGHT, RESIDENT, UNUSED, Slots
+from sim.engine.engine import simulate
 from sim.policies.base import CachePolicy
-from sim.record import Record
-from sim.slots import IN_FLIGHT, RESIDENT, UNUSED, Slots
-from sim.types import REROUTE, SKIP, Cause, Place
+from sim.results.calls import KINDS
+from sim.values.record import Record
+from sim.values.types import REROUTE, SKIP, Cause, Place
 
 MIXTURES, PLAIN = 30, 40
 """How many of these scenarios, with ties and without; one of each feature."""

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import ROOT, build
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, write_trace
+from sim.setup.build import build
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, write_trace
+from sim.values.places import ROOT
 
 SHAPE = ModelShape("small", "none", 4, 8, 2, 128, 120)
 Configure = Callable[..., DictConfig]
@@ -110,7 +111,7 @@ CASES = {
     ),
     "a section that is missing": ("~hardware.compute", r"not given: hardware\.compute \(there is name='rtx4090_pcie4'"),
     "a kind of section that there is not": (
-        "hardware.links.pcie._target_=sim.hardware.Lnk",
+        "hardware.links.pcie._target_=sim.machine.Lnk",
         r"hardware\.links\.pcie\._target_='sim\.hardware\.Lnk' names nothing that can be imported",
     ),
     "a mechanism's key that nobody knows": (
@@ -235,7 +236,7 @@ COMBINATIONS = {
     ),
     "RAM at the end of no link": (f"{NVME} hardware.ram.filled_by=ssd", r"ram\.filled_by='ssd' must be .*: nvme"),
     "RAM on the device": (
-        "+hardware.ram={_target_:sim.hardware.Ram,capacity_gib:1,filled_by:pcie}",
+        "+hardware.ram={_target_:sim.machine.Ram,capacity_gib:1,filled_by:pcie}",
         r"filled_by='pcie' must be a link that ends in RAM: this machine has none",
     ),
     "an unknown batching": ("workload.batching=dynamic", r"workload\.batching=dynamic"),

@@ -14,10 +14,12 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sim.build import PARTS, ROOT, build, fit_scores
-from sim.loader import Loader
-from sim.policies.caches import Foreseeing, Transient
-from sim.trace import Trace
+from sim.core.loader import Loader
+from sim.policies.belady import Foreseeing
+from sim.policies.recency import Transient
+from sim.setup.build import PARTS, build, fit_scores
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
 
 CONF = ROOT / "conf"
 Configure = Callable[..., DictConfig]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import build
-from sim.run import Run
-from sim.trace import Trace
-from sim.workload import Limits
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.workload.steps import Limits
 
 Configure = Callable[..., DictConfig]
 SEQUENCES = 6

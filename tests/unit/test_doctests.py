@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = sorted(

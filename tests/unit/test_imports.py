@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
-# units, types <- policies, routing, model, hardware, trace <- controller, workload, metrics <- engine | real.driver
+# units, types <- policies, routing, model, hardware, trace <- controller, workload, metrics <- engine | real.driver.loop
 # <- build, __main__. A module may import its own layer and those below. The page names the ends of each layer; what
 # stands beside them (costs, slots, loader, ..) is placed here by what it is made of.
 LAYERS = (
@@ -32,34 +32,34 @@ LAYERS = (
      "paired", "bound_problem", "relaxation", "breakeven"},
     {"alarms", "contest", "contended", "contended_links", "links", "stream",
      "engine",
-     "real.driver", "real.device", "real.links", "real.needs", "real.paced", "real.sharing",
-     "real.threads", "real.timers", "real.kernels", "real.machine"},
-    {"real.experts_swap", "real.store", "real.stand_in", "real.reading", "real.slots", "real.settings",
-     "real.neurons", "real.room", "real.checkpoint", "real.weightless", "real.expert_work",
-     "real.dense_blocks", "real.cpu", "real.computing_null", "real.asked", "real.eyes", "real.live",
-     "real.live_batch", "real.live_channels", "real.live_workload", "real.cuda"},
+     "real.driver.loop", "real.driver.device", "real.driver.links", "real.driver.needs", "real.driver.paced", "real.driver.sharing",
+     "real.driver.threads", "real.driver.timers", "real.kernels", "real.driver.machine"},
+    {"real.store.experts", "real.store.store", "real.store.stand_in", "real.store.reading", "real.store.slots", "real.driver.settings",
+     "real.store.neurons", "real.store.room", "real.store.checkpoint", "real.store.weightless", "real.store.work",
+     "real.host.dense_blocks", "real.host.cpu", "real.host.computing_null", "real.live.asked", "real.live.eyes", "real.live.live",
+     "real.live.batch", "real.live.channels", "real.live.workload", "real.cuda"},
 )  # fmt: skip
 TOP = {
-    "sim.trials", "sim.comparison", "sim.compare", "sim.whatif", "sim.whatif_figure", "sim.whatif_questions",
-    "sim", "sim.fit", "sim.build", "sim.sections", "sim.orphans", "sim.configure", "sim.execute",
+    "sim.study.trials", "sim.answers.comparison", "sim.compare", "sim.whatif", "sim.answers.whatif_figure", "sim.answers.whatif_questions",
+    "sim", "sim.fit", "sim.setup.build", "sim.setup.sections", "sim.process.orphans", "sim.setup.configure", "sim.setup.execute",
     "sim.demo", "sim.check", "sim.audit",
-    "sim.cache_replay", "sim.cache_walk", "sim.exchanged_lookups", "sim.lookup_order", "sim.fault_search",
-    "sim.fault_words", "sim.calibrate",
+    "sim.checking.cache_replay", "sim.checking.cache_walk", "sim.checking.exchanged_lookups", "sim.checking.lookup_order", "sim.checking.fault_search",
+    "sim.checking.fault_words", "sim.calibrate",
     "sim.reproduce", "sim.reproduce.__main__", "sim.reproduce.checks", "sim.reproduce.arms",
     "sim.reproduce.durations", "sim.reproduce.experiments", "sim.reproduce.keys", "sim.reproduce.measured",
     "sim.reproduce.identities", "sim.reproduce.kernels", "sim.reproduce.measures", "sim.reproduce.phone",
     "sim.reproduce.recorded", "sim.reproduce.report", "sim.reproduce.roles", "sim.reproduce.rules",
     "sim.reproduce.storage", "sim.reproduce.verdicts", "sim.reproduce.wrong",
-    "sim.explain", "sim.models", "sim.catalogue", "sim.__main__", "real", "real.recording", "real.conformance",
+    "sim.explain", "sim.models", "sim.setup.catalogue", "sim.__main__", "real", "real.driver.recording", "real.validation.conformance",
     "sim.pareto", "sim.study", "sim.screen", "sim.screening", "sim.report", "sim.reporting",
     "real.probe", "real.lossy", "real.quality", "real.quality_figures", "real.quality_front", "real.quality_fit",
     "real.closed_loop",
-    "sim.command", "real.__main__", "real.devices", "real.prepare", "real.execute", "real.live_run",
+    "sim.setup.command", "real.__main__", "real.setup.devices", "real.setup.prepare", "real.setup.execute", "real.live.run",
     "real.validate", "real.validation", "real.suite", "real.calibrate", "real.calibration",
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
-CLOCKED = ("sim.alarms", "sim.contended", "sim.contended_links", "sim.contest", "sim.engine", "sim.links", "sim.stream")
+CLOCKED = ("sim.engine.clock", "sim.engine.contended", "sim.engine.contended_links", "sim.engine.contest", "sim.engine.engine", "sim.engine.links", "sim.engine.stream")
 """Who knows simpy's clock."""
 CORE = ("claims", "controller", "loader", "policies", "prefetches", "ram", "slots", "staging", "transfers", "types",
         "units")  # fmt: skip
@@ -146,8 +146,8 @@ def test_simpy_is_the_engines_alone_and_hydra_the_top_modules(path: Path) -> Non
 @pytest.mark.parametrize("path", files("sim"), ids=module_of)
 def test_the_two_drivers_do_not_know_each_other(path: Path) -> None:
     names = set(imports(path))
-    if module_of(path) not in ("sim.engine", "sim.contended") and layer_of(module_of(path)) is not None:
-        assert "sim.engine" not in names
+    if module_of(path) not in ("sim.engine.engine", "sim.engine.contended") and layer_of(module_of(path)) is not None:
+        assert "sim.engine.engine" not in names
 
 
 @pytest.mark.parametrize("path", files("real"), ids=module_of)
@@ -170,13 +170,13 @@ def loaded_by(statement: str) -> set[str]:
     [
         ("import sim", {"torch", "pandas", "matplotlib", "polars", "numpy", "simpy", "hydra"}),
         ("import sim.policies, sim.policies.caches, sim.policies.pools, sim.policies.precisions, "
-         "sim.policies.predictors, sim.policies.placements, sim.controller",
+         "sim.policies.predictors, sim.policies.placements, sim.core.controller",
          {"simpy", "hydra", "omegaconf", "polars", "pandas", "torch", "matplotlib", "rich"}),
-        ("import sim.engine", {"torch", "hydra", "omegaconf", "matplotlib", "pandas"}),
-        ("import sim.build, sim.execute, sim.outputs, sim.__main__", {"torch", "transformers", "matplotlib", "pandas"}),
-        ("import real.driver, real.device", {"simpy", "torch", "hydra", "matplotlib", "pandas"}),
+        ("import sim.engine.engine", {"torch", "hydra", "omegaconf", "matplotlib", "pandas"}),
+        ("import sim.setup.build, sim.setup.execute, sim.results.outputs, sim.__main__", {"torch", "transformers", "matplotlib", "pandas"}),
+        ("import real.driver.loop, real.driver.device", {"simpy", "torch", "hydra", "matplotlib", "pandas"}),
     ],
-    ids=["sim", "policies and controller", "engine", "main", "real.driver"],
+    ids=["sim", "policies and controller", "engine", "main", "real.driver.loop"],
 )  # fmt: skip
 def test_a_fresh_interpreter_loads_no_more_than_it_must(statement: str, never: set[str]) -> None:
     assert loaded_by(statement).isdisjoint(never)
@@ -185,4 +185,4 @@ def test_a_fresh_interpreter_loads_no_more_than_it_must(statement: str, never: s
 def test_the_parser_of_imports_sees_every_form(tmp_path: Path) -> None:
     source = "import a.b, c\nfrom d.e import f\nfrom sim import engine\ndef g():\n    import h\n"
     (tmp_path / "x.py").write_text(source, encoding="utf-8")
-    assert sorted(imports(tmp_path / "x.py")) == ["a.b", "c", "d.e", "h", "sim.engine"]
+    assert sorted(imports(tmp_path / "x.py")) == ["a.b", "c", "d.e", "h", "sim.engine.engine"]

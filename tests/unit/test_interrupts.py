@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
@@ -20,7 +20,7 @@ PRESSES = """
 import os, signal, sys
 
 COMMAND = os.environ["COMMAND"]
-ITS_OWN = {"sim", "sim.interrupts", "usercustomize", COMMAND, f"{COMMAND}.__main__"}
+ITS_OWN = {"sim", "sim.process.interrupts", "usercustomize", COMMAND, f"{COMMAND}.__main__"}
 
 class Presses:
     def find_spec(name, path=None, target=None):

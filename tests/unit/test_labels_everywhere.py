@@ -24,7 +24,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 LABELS = (
     "SYNTHETIC gates: tiny_mixtral",
@@ -262,7 +262,7 @@ def ask_suite(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) ->
     from real.suite.context import Context
     from real.suite.report import lines_of
     from real.suite.runs import TOLD
-    from sim.trials import trial
+    from sim.study.trials import trial
 
     summary = trial(("system=hobbit", f"trace.path={trace}", *ONE)).summary | {"real": {}}
     result = {**{name: summary[name] for name in TOLD}, "link": {"bytes_per_s": 1e9}}

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from capture.stats_sample import Sample
+from capture.statistics.sample import Sample
 
 Selections = list[list[tuple[int, float]]]
 Token = tuple[int, int, Selections]

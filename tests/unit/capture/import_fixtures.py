@@ -10,7 +10,7 @@ import pytest
 from capture.import_trace import FORMATS, main
 from capture.importers.parts import make_request
 from capture.importers.source import ImportFailure, untracked
-from sim.trace import Trace, TraceError, read_trace
+from sim.traces.trace import Trace, TraceError, read_trace
 
 FACTS = {"model": "tiny", "experts": "8", "hidden": "16", "expert_intermediate": "32", "licence": "CC0-1.0"}
 EXPERTS = 8

@@ -11,12 +11,12 @@ import torch
 import transformers
 from architectures import ARCHITECTURES, AVAILABLE, ENCODER_DECODER, VOCABULARY, tiny
 
-from capture.discover import MoELayer, discover
-from capture.hooks import RouterHooks
-from capture.norms import attention_input
-from capture.rows import Rows
-from capture.rules import Fit, fit_site
-from sim.trace import DECODE, PREFILL
+from capture.models.discover import MoELayer, discover
+from capture.models.norms import attention_input
+from capture.recording.hooks import RouterHooks
+from capture.recording.rows import Rows
+from capture.recording.rules import Fit, fit_site
+from sim.traces.trace import DECODE, PREFILL
 
 BATCH, LENGTH, NEW = 3, 11, 6
 PADDING = (0, 3, 7)

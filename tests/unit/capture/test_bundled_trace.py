@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from capture.discover import discover
-from capture.extras import unpack_masks
-from capture.load import load_model
-from capture.prompts import Passage, Prompt
-from capture.run import run_passages
-from capture.settings import Settings
-from sim.trace import DECODE, Trace, read_trace
+from capture.models.discover import discover
+from capture.recording.extras import unpack_masks
+from capture.recording.load import load_model
+from capture.recording.prompts import Passage, Prompt
+from capture.recording.run import run_passages
+from capture.recording.settings import Settings
+from sim.traces.trace import DECODE, Trace, read_trace
 
 ASSETS = Path(__file__).parents[3] / "capture" / "assets"
 BUNDLED, MODEL = ASSETS / "traces" / "tiny_mixtral", ASSETS / "tiny_mixtral"

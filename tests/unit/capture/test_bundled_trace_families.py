@@ -12,12 +12,13 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from sim.build import ROOT, build
-from sim.execute import execute
 from sim.fitting.artefact import read_artefact
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences
 from sim.fitting.prepare import SHIPPED
-from sim.trace import DECODE, Trace, read_trace
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import DECODE, Trace, read_trace
+from sim.values.places import ROOT
 
 ASSETS = ROOT / "capture" / "assets"
 LARGEST_BYTES = 5_000_000
@@ -149,8 +150,8 @@ def test_one_pass_over_a_sequence_chooses_what_the_trace_recorded_step_by_step(n
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from capture.evaluate_tiny import GateRecorder
-    from capture.tiny_families import family_of
-    from capture.tiny_model import load_model
+    from capture.tiny.families import family_of
+    from capture.tiny.model import load_model
 
     trace, model = read(name), load_model(ASSETS / name)
     family = family_of(model)

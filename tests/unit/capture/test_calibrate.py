@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from capture.calibrate import FIT_SEEDS, FRESH_SEEDS, Stack, calibrate, main, measure, parse, stack_of
-from capture.calibrate_stats import STATISTICS
-from capture.gate_walk import Walk
-from capture.preset import Target, load_fit, load_preset, preset_names
-from sim.routing import RoutingRule
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.preset import Target, load_fit, load_preset, preset_names
+from capture.synthetic.targets import STATISTICS
+from sim.traces.routing import RoutingRule
 
 RULE = RoutingRule(score="softmax", weight="norm")
 STACK = Stack(RULE, 6, 8, 2, sequences=4, tokens=64)

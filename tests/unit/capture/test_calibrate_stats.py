@@ -8,7 +8,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from capture.calibrate_stats import (
+from capture.statistics.gating_stats import recall_at
+from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
+from capture.synthetic.targets import (
     STATISTICS,
     Gates,
     chance_overlap,
@@ -20,9 +22,7 @@ from capture.calibrate_stats import (
     synthetic_gates,
     used_within,
 )
-from capture.gate_walk import Walk, gate_inputs, make_routers
-from capture.gating_stats import recall_at
-from sim.routing import RoutingRule
+from sim.traces.routing import RoutingRule
 
 SEQUENCES, TOKENS, LAYERS, EXPERTS, TOP_K = 3, 70, 5, 8, 2
 RULE = RoutingRule(score="softmax", weight="gather")

@@ -14,11 +14,11 @@ from checkpoints import save_checkpoint, write_prompts
 from tiny_models import build
 
 from capture.__main__ import main
-from capture.describe import describe
-from capture.extras import unpack_masks
-from capture.prompts import has_repetition
-from capture.settings import SettingError, parse_settings
-from sim.trace import DECODE, PREFILL, Trace, read_trace
+from capture.recording.describe import describe
+from capture.recording.extras import unpack_masks
+from capture.recording.prompts import has_repetition
+from capture.recording.settings import SettingError, parse_settings
+from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
 
 REQUIRED = ["model=m", "prompts=p", "output_dir=o"]
 

@@ -15,11 +15,11 @@ from tiny_models import build
 from capture.__main__ import main
 from capture.fit import _inputs as read_inputs
 from capture.lint import lint
-from capture.settings import SettingError, parse_settings
-from capture.stats_sample import Unavailable, take
+from capture.recording.settings import SettingError, parse_settings
+from capture.statistics.sample import Unavailable, take
 from sim.fitting.fits import sample_of
 from sim.policies.learned import LearnedPerSite
-from sim.trace import DECODE, Trace, read_trace
+from sim.traces.trace import DECODE, Trace, read_trace
 
 Pair = tuple[Trace, Trace]
 

@@ -12,10 +12,10 @@ from checkpoints import save_checkpoint, write_prompts
 from tiny_models import build
 
 from capture.__main__ import main
-from capture.settings import SettingError, parse_settings
-from sim.trace import DECODE, Trace, read_trace
-from sim.trace_forecasts import PLACE
-from sim.workload import Workload
+from capture.recording.settings import SettingError, parse_settings
+from sim.traces.forecasts import PLACE
+from sim.traces.trace import DECODE, Trace, read_trace
+from sim.workload.steps import Workload
 
 Ahead = dict[tuple[int, int, int], tuple[list[int], list[int], list[float]]]
 FINE = ("lookahead_step=1/128", "sparsities=", "hidden_sequences=0", "threads=1", "decode_tokens=3", "sequences=4")

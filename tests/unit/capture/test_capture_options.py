@@ -14,11 +14,11 @@ from checkpoints import save_checkpoint, save_tokenizer, write_prompts
 from tiny_models import build
 
 from capture.__main__ import main
-from capture.discover import discover
-from capture.norms import attention_norms, gate_norms
-from capture.prompts import Passage, Prompt, prompts_file
-from capture.run import end_tokens, run_batch
-from sim.trace import CHUNK, DECODE, PREFILL, Trace, read_trace
+from capture.models.discover import discover
+from capture.models.norms import attention_norms, gate_norms
+from capture.recording.prompts import Passage, Prompt, prompts_file
+from capture.recording.run import end_tokens, run_batch
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace, read_trace
 
 ROUTING = ("sparsities=", "lookahead=0", "hidden_sequences=0")
 
@@ -304,7 +304,7 @@ def test_the_experts_implementation_is_set_and_told(implementation: str, mixtral
 
 def test_a_static_caches_mask_tells_padding(mixtral: Path) -> None:
     """generate() passes masks of four dimensions with a static cache."""
-    from capture.hooks import RouterHooks
+    from capture.recording.hooks import RouterHooks
 
     model = build("mixtral")
     prompt, mask = torch.randint(4, 96, (2, 6), generator=torch.Generator().manual_seed(0)), torch.ones(2, 6).long()
@@ -325,7 +325,7 @@ def test_a_static_caches_mask_tells_padding(mixtral: Path) -> None:
 
 
 def test_flushing_at_every_step_records_the_same(mixtral: Path) -> None:
-    from capture.hooks import RouterHooks
+    from capture.recording.hooks import RouterHooks
 
     model, passage = build("mixtral"), torch.tensor([[4, 5, 6, 7]])
     found = []

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from capture.channels import main, named_and_found
-from sim.build import ROOT
 from sim.fitting.artefact import read_artefact
-from sim.trace import read_trace
+from sim.traces.trace import read_trace
+from sim.values.places import ROOT
 
 MODEL = ROOT / "capture" / "assets" / "tiny_mixtral"
 SHIPPED = ROOT / "capture" / "assets" / "predictors" / "tiny_mixtral" / "channels.json"

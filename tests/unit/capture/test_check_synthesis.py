@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.calibrate_stats import Gates
 from capture.check_synthesis import Row, main, parse, shuffled, speeds, targets_of
-from capture.check_synthesis_cases import cut, load_case
-from capture.gate_walk import Walk
-from capture.preset import Fit, load_preset
 from capture.synthesize import Request, synthesize_like
-from sim.trace import DECODE, PREFILL, write_trace
+from capture.synthetic.cases import cut, load_case
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.preset import Fit, load_preset
+from capture.synthetic.targets import Gates
+from sim.traces.trace import DECODE, PREFILL, write_trace
 
 
 @pytest.fixture(scope="module")

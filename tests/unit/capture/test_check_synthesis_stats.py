@@ -8,8 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from capture.calibrate_stats import Gates
-from capture.check_synthesis_stats import (
+from capture.synthetic.comparisons import (
     belady_hit_rate,
     lfu_hit_rate,
     next_uses,
@@ -17,6 +16,7 @@ from capture.check_synthesis_stats import (
     previous_token_recall,
     transition_recall,
 )
+from capture.synthetic.targets import Gates
 
 
 def random_gates(seed: int, sequences: int = 3, tokens: int = 20, layers: int = 3) -> Gates:

@@ -27,7 +27,7 @@ from capture.corpus import (
     stdlib_documents,
 )
 from capture.passages import LONGEST_TOKENS, PASSAGES_FILE, SHORTEST_TOKENS, deal, may_be_shipped, passages
-from capture.tokenizer import (
+from capture.tiny.tokenizer import (
     END_OF_TEXT_ID,
     SHIPPED_TOKENIZER,
     consecutive_windows,

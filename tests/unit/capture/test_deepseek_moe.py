@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from capture.__main__ import main
-from capture.deepseek_moe import native_config
-from capture.discover import CaptureError
-from capture.load import load_model
-from capture.settings import Settings
-from sim.trace import read_trace
+from capture.models.deepseek_moe import native_config
+from capture.models.discover import CaptureError
+from capture.recording.load import load_model
+from capture.recording.settings import Settings
+from sim.traces.trace import read_trace
 
 LAYERS, EXPERTS, TOP_K, HEADS, HIDDEN = 3, 8, 3, 4, 32
 # The keys of deepseek-ai/deepseek-moe-16b-base's config.json, with small numbers.

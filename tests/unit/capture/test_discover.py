@@ -8,8 +8,8 @@ from tiny_models import build
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from capture.discover import CaptureError, discover
-from capture.norms import gate_norms
+from capture.models.discover import CaptureError, discover
+from capture.models.norms import gate_norms
 
 
 def test_mixtral_layers_are_found_in_order() -> None:

@@ -13,12 +13,12 @@ from architectures import AVAILABLE, VOCABULARY, tiny
 from torch import nn
 from torch.nn import functional
 
-from capture.adapters import Adapter
-from capture.discover import CaptureError, MoELayer, discover
-from capture.expert_forms import ACTIVATED, UP, form_of
-from capture.extras import site_extras
-from capture.hooks import RouterHooks
-from capture.rows import Rows
+from capture.models.adapters import Adapter
+from capture.models.discover import CaptureError, MoELayer, discover
+from capture.models.expert_forms import ACTIVATED, UP, form_of
+from capture.recording.extras import site_extras
+from capture.recording.hooks import RouterHooks
+from capture.recording.rows import Rows
 
 SPARSITIES = (0.5, 0.8)
 # Runs experts 0 and 1 whatever the router chose (transformers 5.17 and 5.23): its outputs are those of no choice.

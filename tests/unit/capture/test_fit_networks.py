@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from capture.fit import Site, Training, main, parse, recall, train_site
-from sim.build import ROOT
 from sim.fitting.artefact import read_artefact
-from sim.trace import read_trace
+from sim.traces.trace import read_trace
+from sim.values.places import ROOT
 
 QUICK = ("epochs=1", "trace.max_sequences=4")
 

@@ -8,9 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.calibrate_stats import STATISTICS, synthetic_gates
-from capture.gate_walk import BLIND_CHANNELS, Walk, carries, gate_inputs, logits_of, make_routers, memory_shares
-from sim.routing import RoutingRule
+from capture.synthetic.gate_walk import (
+    BLIND_CHANNELS,
+    Walk,
+    carries,
+    gate_inputs,
+    logits_of,
+    make_routers,
+    memory_shares,
+)
+from capture.synthetic.targets import STATISTICS, synthetic_gates
+from sim.traces.routing import RoutingRule
 
 RULE = RoutingRule(score="softmax", weight="norm")
 PLAIN = Walk(channels=8, lexical=0.0, topic=0.0)

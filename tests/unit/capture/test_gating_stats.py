@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from capture.gating_report import report
-from capture.gating_stats import (
+from capture.statistics.gating_report import report
+from capture.statistics.gating_stats import (
     Gating,
     any_reused,
     chance_any_reused,

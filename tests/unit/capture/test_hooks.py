@@ -11,17 +11,17 @@ import torch
 from tiny_models import FAMILIES, build
 from torch.nn import functional
 
-from capture.discover import CaptureError, MoELayer, discover
-from capture.expert_forms import form_of
-from capture.extras import SiteExtras, pack_masks, site_extras, unpack_masks
-from capture.hooks import RouterHooks
-from capture.lookahead import lookahead_scores, router_scorer
-from capture.norms import gate_norms
-from capture.prompts import Passage, Prompt
-from capture.rows import Rows
-from capture.rules import fit_rule
-from capture.run import run_passages
-from sim.trace import CHUNK, DECODE, PREFILL
+from capture.models.discover import CaptureError, MoELayer, discover
+from capture.models.expert_forms import form_of
+from capture.models.norms import gate_norms
+from capture.recording.extras import SiteExtras, pack_masks, site_extras, unpack_masks
+from capture.recording.hooks import RouterHooks
+from capture.recording.lookahead import lookahead_scores, router_scorer
+from capture.recording.prompts import Passage, Prompt
+from capture.recording.rows import Rows
+from capture.recording.rules import fit_rule
+from capture.recording.run import run_passages
+from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 PROMPT = Prompt("prose", "a", "fit", "", "CC0-1.0")
 SPARSITIES = (0.5, 0.8, 0.9)

@@ -16,9 +16,9 @@ from capture.importers import bigmoe
 from capture.importers.bigmoe_lookups import COLUMNS
 from capture.importers.parts import make_request
 from capture.importers.source import Imported, ImportFailure, untracked
-from sim.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
-from sim.trace import DECODE, PREFILL, TraceError, read_trace
-from sim.workload import Workload
+from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
+from sim.traces.trace import DECODE, PREFILL, TraceError, read_trace
+from sim.workload.steps import Workload
 
 # Two prompt and two decoded tokens, of which the last layer has no first; layer 1 has no experts. Lookups begin in
 # line 7. The second prompt token repeats expert 2 and has a tie; one expert was prefetched, one is dropped.

@@ -12,8 +12,8 @@ from capture.import_trace import parse
 from capture.importers import colibri
 from capture.importers.parts import NEEDED, make_request
 from capture.importers.source import ImportFailure, untracked
-from sim.trace import CHUNK, DECODE, PREFILL, TraceError
-from sim.workload import Workload
+from sim.traces.trace import CHUNK, DECODE, PREFILL, TraceError
+from sim.workload.steps import Workload
 
 LAYERS = (1, 2, 5)
 TOP_K = 3

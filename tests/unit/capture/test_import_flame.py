@@ -11,7 +11,7 @@ from import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weig
 
 from capture.import_trace import parse
 from capture.importers.source import ImportFailure
-from sim.trace import PREFILL
+from sim.traces.trace import PREFILL
 
 LAYERS, TOP_K, ROWS = (2, 3, 10), 2, 7
 IDS, WEIGHTS = make_ids(ROWS, len(LAYERS), TOP_K), make_weights(ROWS, len(LAYERS), TOP_K)

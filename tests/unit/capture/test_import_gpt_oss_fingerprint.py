@@ -14,8 +14,8 @@ from import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weig
 from capture.importers import npz
 from capture.importers.parts import make_request
 from capture.importers.source import untracked
-from sim.trace import DECODE
-from sim.workload import Workload
+from sim.traces.trace import DECODE
+from sim.workload.steps import Workload
 
 FORMAT = "gpt_oss_fingerprint"
 SITES, TOP_K = 3, 2

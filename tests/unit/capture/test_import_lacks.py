@@ -22,10 +22,10 @@ from test_import_vllm import write as write_response
 
 from capture.import_trace import parse
 from capture.importers.source import ImportFailure
-from sim.build import build
-from sim.execute import execute
-from sim.trace import Trace, read_trace
-from sim.workload import Workload
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace, read_trace
+from sim.workload.steps import Workload
 
 Configure = Callable[..., DictConfig]
 SITES, TOP_K, ROWS = 3, 2, 6

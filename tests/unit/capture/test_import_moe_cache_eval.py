@@ -16,15 +16,15 @@ from safetensors.numpy import save_file
 from capture.importers import moe_cache_eval
 from capture.importers.parts import make_request
 from capture.importers.source import untracked
-from sim.controller import Controller
-from sim.loader import Loader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.trace import CHUNK, DECODE, PREFILL, Trace
-from sim.types import Geometry, Outcome
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
+from sim.values.types import Geometry, Outcome
+from sim.workload.steps import Workload
 
 FORMAT = "moe_cache_eval"
 LAYERS, TOP_K = 3, 2

@@ -12,9 +12,9 @@ import pytest
 from import_fixtures import failure, imported, lacks, refusal
 
 from capture.importers.moe_cache_events import COLUMNS, REPLAYED_FILE
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
 
 FORMAT, LAYERS, EXPERTS = "moe_cache_eval", 3, 4
 ASKED = ((0, 1), (0, 2), (0, 1), (0, 3), (0, 1))

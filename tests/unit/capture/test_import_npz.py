@@ -18,8 +18,8 @@ from capture.import_trace import main, parse
 from capture.importers import npz
 from capture.importers.parts import NEEDED, Request, make_request
 from capture.importers.source import ImportFailure, untracked
-from sim.trace import DECODE, Trace, TraceError, read_trace
-from sim.workload import Workload
+from sim.traces.trace import DECODE, Trace, TraceError, read_trace
+from sim.workload.steps import Workload
 
 SITES, EXPERTS, TOP_K = 3, 8, 2
 FACTS = {"architecture": "Tiny", "experts": "8", "hidden": "16", "expert_intermediate": "32", "licence": "CC0-1.0"}

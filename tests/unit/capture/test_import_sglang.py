@@ -15,8 +15,8 @@ import torch
 from import_fixtures import EXPERTS, failure, imported, lacks, refusal
 from recorder_dumps import DECODE, EXTEND, IDLE, LAYERS, MIXED, SCHEDULE, Schedule, dump, ids_of, rows_of, write
 
-from sim.trace import CHUNK, Trace
-from sim.trace import DECODE as DECODED
+from sim.traces.trace import CHUNK, Trace
+from sim.traces.trace import DECODE as DECODED
 
 Dump = dict[str, Any]
 

@@ -14,7 +14,7 @@ from import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weig
 from capture.import_trace import FORMATS, parse
 from capture.importers.parts import NEEDED, make_request
 from capture.importers.source import ImportFailure, untracked
-from sim.trace import CHUNK, DECODE, PREFILL, TraceError
+from sim.traces.trace import CHUNK, DECODE, PREFILL, TraceError
 
 SITES, TOP_K = 3, 2
 TOKENS = [(0, 0, "prefill", 0), (0, 1, "prefill", 0), (4, 0, "prefill", 1), (0, 2, "decode", 2), (4, 1, "chunk", 3),

@@ -10,7 +10,7 @@ import pytest
 from import_fixtures import FACTS, imported
 
 import capture.import_trace
-import sim.trace
+import sim.traces.trace
 from capture.import_trace import FORMATS, KEYS, REQUIRED, main, parse
 from capture.importers.parts import FACTS as FACT_KEYS
 from capture.importers.parts import LACKS
@@ -73,7 +73,7 @@ def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_o
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sim.trace, where, press)
+        patch.setattr(sim.traces.trace, where, press)
         with pytest.raises(KeyboardInterrupt):
             main(words)
     assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from import_fixtures import failure, imported, lacks, make_ids, refusal
 
-from sim.trace import CHUNK, DECODE, PREFILL
-from sim.workload import Workload
+from sim.traces.trace import CHUNK, DECODE, PREFILL
+from sim.workload.steps import Workload
 
 LAYERS, TOP_K = 3, 2
 PROMPT, GENERATED = 4, 3

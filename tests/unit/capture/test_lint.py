@@ -13,9 +13,9 @@ import pytest
 
 from capture.import_trace import main as import_trace
 from capture.lint import NATIVE_TOP_K, lint, main, native_top_k
-from capture.lint_checks import find_loops, selection_codes, shared_offsets
-from sim.synthesis import synthesize
-from sim.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
+from capture.linting.checks import find_loops, selection_codes, shared_offsets
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
 
 ROOT = Path(__file__).parents[3]
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"

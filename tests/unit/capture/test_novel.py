@@ -11,12 +11,12 @@ from tiny_models import build
 from torch import nn
 from torch.nn import functional
 
-from capture.discover import CaptureError, discover
-from capture.hooks import RouterHooks
-from capture.lookahead import router_scorer
-from capture.prompts import Passage, Prompt
-from capture.rules import fit_site
-from capture.run import run_batch, run_passages
+from capture.models.discover import CaptureError, discover
+from capture.recording.hooks import RouterHooks
+from capture.recording.lookahead import router_scorer
+from capture.recording.prompts import Passage, Prompt
+from capture.recording.rules import fit_site
+from capture.recording.run import run_batch, run_passages
 
 EXPERTS, TOP_K, WIDTH = 10, 3, 12
 

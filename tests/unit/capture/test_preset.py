@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from capture import preset as module
-from capture.gate_walk import Walk
-from capture.preset import Fit, FitRow, Preset, Target, load_fit, load_preset, preset_names, write_fits
-from sim.routing import RoutingRule
-from sim.trace_header import ModelShape
+from capture.synthetic import preset as module
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.preset import Fit, FitRow, Preset, Target, load_fit, load_preset, preset_names, write_fits
+from sim.traces.header import ModelShape
+from sim.traces.routing import RoutingRule
 
 SHAPES = {
     "mixtral_8x7b": (32, 8, 2), "phi35_moe": (32, 16, 2), "qwen15_moe": (24, 60, 4), "qwen3_30b_a3b": (48, 128, 8),

@@ -15,11 +15,11 @@ import torch
 from checkpoints import save_checkpoint, write_prompts
 from tiny_models import build
 
-import capture.record
+import capture.recording.record
 from capture.__main__ import main
-from capture.discover import CaptureError
-from capture.shards import Shards
-from sim.trace import read_trace
+from capture.models.discover import CaptureError
+from capture.recording.shards import Shards
+from sim.traces.trace import read_trace
 
 SEQUENCES = 8
 
@@ -61,13 +61,13 @@ def assert_same_but_for_the_date(one: Path, other: Path) -> None:
 def units_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the units that are really run from here on."""
     run: list[int] = []
-    record_unit = capture.record.record_unit
+    record_unit = capture.recording.record.record_unit
 
     def counting(model, layers, unit, *rest):  # type: ignore[no-untyped-def]
         run.append(unit.number)
         record_unit(model, layers, unit, *rest)
 
-    monkeypatch.setattr(capture.record, "record_unit", counting)
+    monkeypatch.setattr(capture.recording.record, "record_unit", counting)
     return run
 
 
@@ -100,7 +100,7 @@ def test_killed_in_the_middle_it_loses_the_open_sequence_at_most(
 def test_stopped_among_the_sites_it_runs_no_sequence_again(
     arguments: list[str], whole: Path, tmp_path: Path, units_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure_site, measured = capture.record.measure_site, []
+    measure_site, measured = capture.recording.record.measure_site, []
 
     def failing(layer, *rest):  # type: ignore[no-untyped-def]
         if len(measured) == 2:
@@ -108,10 +108,10 @@ def test_stopped_among_the_sites_it_runs_no_sequence_again(
         measured.append(layer.site)
         measure_site(layer, *rest)
 
-    monkeypatch.setattr(capture.record, "measure_site", failing)
+    monkeypatch.setattr(capture.recording.record, "measure_site", failing)
     with pytest.raises(Died):
         main([*arguments, f"output_dir={tmp_path / 'trace'}"])
-    monkeypatch.setattr(capture.record, "measure_site", lambda layer, *rest: (measured.append(layer.site),
+    monkeypatch.setattr(capture.recording.record, "measure_site", lambda layer, *rest: (measured.append(layer.site),
                                                                             measure_site(layer, *rest)))  # fmt: skip
     # A shard that was being written when the process died is no shard.
     (tmp_path / ".trace.capture" / "site_00002.safetensors.draft").write_bytes(b"half")
@@ -127,7 +127,7 @@ def test_another_capture_is_not_continued(
     def stop(*_: object) -> None:
         raise Died
 
-    monkeypatch.setattr(capture.record, "measure_site", stop)
+    monkeypatch.setattr(capture.recording.record, "measure_site", stop)
     with pytest.raises(Died):
         main([*arguments, f"output_dir={tmp_path / 'trace'}"])
     assert main([*arguments, "lookahead=1", "seed=3", f"output_dir={tmp_path / 'trace'}"]) == 2

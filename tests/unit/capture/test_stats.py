@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from capture.stats_gates import lookahead_recall, router_entropy, score_shares, weight_norms
-from capture.stats_paths import covered, paths, prior_coverage
-from capture.stats_reuse import (
+from capture.statistics.gates import lookahead_recall, router_entropy, score_shares, weight_norms
+from capture.statistics.paths import covered, paths, prior_coverage
+from capture.statistics.reuse import (
     BATCHES,
     LAGS,
     gini,
@@ -23,10 +23,10 @@ from capture.stats_reuse import (
     subset_products,
     unions,
 )
-from capture.stats_sample import Sample, take
-from sim.routing import RoutingRule
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace
+from capture.statistics.sample import Sample, take
+from sim.traces.routing import RoutingRule
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace
 from unit.capture import brute_stats as brute
 from unit.capture.brute_stats import at
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from capture import stats_figures
-from capture.gating_report import report as gating_report
-from capture.stats import main, parse, read_named, summary_table
-from capture.stats_published import PAPERS, PUBLISHED
-from capture.stats_report import STATISTICS, headlines, merged, report
-from capture.stats_reuse import (
+from capture.statistics import figures as stats_figures
+from capture.statistics.gating_report import report as gating_report
+from capture.statistics.published import PAPERS, PUBLISHED
+from capture.statistics.report import STATISTICS, headlines, merged, report
+from capture.statistics.reuse import (
     gini,
 )
-from capture.stats_sample import Unavailable
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace, read_trace, write_trace
+from capture.statistics.sample import Unavailable
+from capture.stats import main, parse, read_named, summary_table
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace, read_trace, write_trace
 from unit.capture.brute_stats import at
 
 ROOT = Path(__file__).parents[3]

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.gate_walk import Walk, gate_inputs, make_routers
-from capture.preset import Fit, FitRow, Preset, Target
 from capture.synthesize import KEYS, Request, Synthetic, hidden_files, main, parse, synthesize_like
-from sim.routing import RoutingRule
-from sim.synthesis import SCORE_STEP
-from sim.trace import DECODE, PREFILL, Trace, read_trace, write_trace
-from sim.trace_header import ModelShape
-from sim.workload import Workload
+from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
+from capture.synthetic.preset import Fit, FitRow, Preset, Target
+from sim.traces.header import ModelShape
+from sim.traces.routing import RoutingRule
+from sim.traces.synthesis import SCORE_STEP
+from sim.traces.trace import DECODE, PREFILL, Trace, read_trace, write_trace
+from sim.workload.steps import Workload
 
 RULE = RoutingRule(score="softmax", weight="softmax_topk")
 TARGET = Target("gini", 0.3, 0.05, "a paper, table 1", "popularity", (0.0, 1.0), borrowed="another model")

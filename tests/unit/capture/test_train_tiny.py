@@ -20,7 +20,7 @@ from rich.console import Console  # noqa: E402
 from capture import train_tiny  # noqa: E402
 from capture.corpus import Corpus, Document  # noqa: E402
 from capture.evaluate_tiny import capture_gating, evaluate, held_out_loss, token_losses  # noqa: E402
-from capture.tiny_model import (  # noqa: E402
+from capture.tiny.model import (  # noqa: E402
     balance_loss,
     build_model,
     load_model,
@@ -28,8 +28,8 @@ from capture.tiny_model import (  # noqa: E402
     recorded_router_logits,
     z_loss,
 )
-from capture.tiny_recipes import RECIPES, Recipe  # noqa: E402
-from capture.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
+from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
+from capture.tiny.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
 
 TINY = Recipe(layers=2, hidden=16, inter=8, experts=4, heads=2, kv_heads=1, vocab=300, seq=8, batch=2, tokens=96)

@@ -14,9 +14,9 @@ transformers = pytest.importorskip("transformers")
 from rich.console import Console  # noqa: E402
 
 from capture.evaluate_tiny import evaluate  # noqa: E402
-from capture.tiny_families import family_named  # noqa: E402
-from capture.tiny_model import build_model, load_model  # noqa: E402
-from capture.tiny_recipes import RECIPES  # noqa: E402
+from capture.tiny.families import family_named  # noqa: E402
+from capture.tiny.model import build_model, load_model  # noqa: E402
+from capture.tiny.recipes import RECIPES  # noqa: E402
 
 ASSETS = Path(__file__).parents[3] / "capture" / "assets"
 PASSAGES = ASSETS / "prompts" / "heldout.jsonl"

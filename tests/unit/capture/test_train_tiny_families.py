@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from capture.evaluate_tiny import byte_lengths, capture_gating, held_out_passages, token_losses  # noqa: E402
-from capture.tiny_families import FAMILIES, family_named, family_of  # noqa: E402
-from capture.tiny_model import build_model, language_loss, load_model, make_optimizer  # noqa: E402
-from capture.tiny_recipes import RECIPES, Recipe  # noqa: E402
-from capture.tokenizer import SHIPPED_TOKENIZER, TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
+from capture.tiny.families import FAMILIES, family_named, family_of  # noqa: E402
+from capture.tiny.model import build_model, language_loss, load_model, make_optimizer  # noqa: E402
+from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
+from capture.tiny.tokenizer import SHIPPED_TOKENIZER, TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
 
 SMALL = {"layers": 4, "hidden": 16, "inter": 8, "vocab": 300, "seq": 12, "batch": 2, "tokens": 144}

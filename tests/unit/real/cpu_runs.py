@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 from hydra import compose, initialize_config_dir
 
-from capture.settings import Settings
-from real.cpu import CpuDevice
-from real.driver import drive
-from real.prepare import Prepared, prepare_replay, read_request
-from real.reading import read_whole
-from real.weightless import skeleton
-from sim.build import ROOT
-from sim.slots import UNUSED
-from sim.trace import Trace
+from capture.recording.settings import Settings
+from real.driver.loop import drive
+from real.host.cpu import CpuDevice
+from real.setup.prepare import Prepared, prepare_replay, read_request
+from real.store.reading import read_whole
+from real.store.weightless import skeleton
+from sim.core.slots import UNUSED
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
 
 FREE = ("engine.links=free", "engine.compute=free")
 ONE = ("trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
@@ -35,7 +35,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.prepare.skeleton", _skeleton)
+    monkeypatch.setattr("real.setup.prepare.skeleton", _skeleton)
 
     def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
         fixed = (f"engine.store_dir={store_dir}", "output_dir=unused", "budget.resident_share=0.4", *ONE)

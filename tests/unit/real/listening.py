@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from real.device import Device, Service
+from real.driver.device import Device, Service
 
 
 class Listening:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from capture.settings import Settings
-from real.live import LiveDriver
-from real.live_run import live_driver, run_as_it_was
-from real.prepare import Prepared
-from real.weightless import skeleton
-from sim.build import build
-from sim.calls import RecordedController, RecordedWorkload, replay
-from sim.controller import Controller
-from sim.trace import Trace
-from sim.workload import Workload
+from capture.recording.settings import Settings
+from real.live.live import LiveDriver
+from real.live.run import live_driver, run_as_it_was
+from real.setup.prepare import Prepared
+from real.store.weightless import skeleton
+from sim.core.controller import Controller
+from sim.results.calls import RecordedController, RecordedWorkload, replay
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.workload.steps import Workload
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from real.device import Event, NullDevice, Turn
+from real.driver.device import Event, NullDevice, Turn
 
 
 class Restless(NullDevice):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from differential.production import ScenarioDurations, ScenarioWorkload
 from differential.scenario import Scenario
-from sim.types import HostCosts, Step
+from sim.values.types import HostCosts, Step
 
 
 class Slowed:

@@ -16,14 +16,14 @@ import pytest
 import torch
 import transformers
 
-from capture.settings import Settings
-from capture.tiny_model import load_model
-from real.checkpoint import CheckpointExperts
-from real.experts_swap import compute_all, expert_forms, swapped_experts
+from capture.recording.settings import Settings
+from capture.tiny.model import load_model
 from real.kernels.quantise import error_bound, quantise
-from real.store import StoreError, open_or_write, variant_of
-from real.weightless import load_weightless
-from sim.build import ROOT
+from real.store.checkpoint import CheckpointExperts
+from real.store.experts import compute_all, expert_forms, swapped_experts
+from real.store.store import StoreError, open_or_write, variant_of
+from real.store.weightless import load_weightless
+from sim.values.places import ROOT
 
 sys.path.append(str(Path(__file__).parents[1] / "capture"))
 from architectures import tiny

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from real.conformance import NonconformanceError, conform
-from real.cpu import CpuDevice
-from real.reading import read_whole
-from real.recording import record_run
-from real.slots import SlotMemory
-from sim.build import build
-from sim.calls import replay
+from real.driver.recording import record_run
+from real.host.cpu import CpuDevice
+from real.store.slots import SlotMemory
+from real.store.reading import read_whole
+from real.validation.conformance import NonconformanceError, conform
 from sim.policies.payloads import WholeLayer
-from sim.run import Run
-from sim.trace import Trace
+from sim.results.calls import replay
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.trace import Trace
 from unit.real.cpu_runs import FREE, NVME, THOROUGH, Prepare, check_contents, run
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")

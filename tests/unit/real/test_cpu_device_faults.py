@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from real.cpu import CpuDevice
-from real.store import StoreError
+from real.host.cpu import CpuDevice
+from real.store.store import StoreError
 from unit.real.cpu_runs import FREE, THOROUGH, Prepare, check_contents, run
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -53,7 +53,7 @@ def test_a_read_error_ends_the_run_with_the_systems_own_words(
             raise OSError(5, "Input/output error")
         return preadv(file, buffers, offset)
 
-    monkeypatch.setattr("real.reading.os.preadv", fails_later)
+    monkeypatch.setattr("real.store.reading.os.preadv", fails_later)
     with pytest.raises(RuntimeError, match="engine 0 of link 0 failed") as failed:
         run(prepared)
     assert "Input/output error" in str(failed.value.__cause__)
@@ -63,7 +63,7 @@ def test_a_read_error_ends_the_run_with_the_systems_own_words(
 def test_short_reads_are_read_on_and_change_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare("system=lru", "engine.source=buffered", *FREE)
     preadv = os.preadv
-    monkeypatch.setattr("real.reading.os.preadv", lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o))
+    monkeypatch.setattr("real.store.reading.os.preadv", lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o))
     run(prepared)
     assert check_contents(prepared) > 20
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from real.device import TAIL, NullDevice, Turn
+from real.driver.device import TAIL, NullDevice, Turn
 from unit.real.listening import Listening
 
 
@@ -228,7 +228,7 @@ def test_a_device_can_be_opened_again() -> None:
     assert (heard.seen, again.seen) == ([(4, "end", 0)], [(1, "end", 0)])
 
 
-@pytest.mark.parametrize("module", ["real.driver", "real.paced", "real.device"])
+@pytest.mark.parametrize("module", ["real.driver.loop", "real.driver.paced", "real.driver.device"])
 def test_what_drives_a_device_loads_neither_simpy_nor_torch_nor_hydra(module: str) -> None:
     code = f"import {module}, sys; print(sorted({{'simpy', 'torch', 'hydra'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

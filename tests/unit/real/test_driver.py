@@ -27,12 +27,12 @@ from differential.scenario import (
     Step,
     Thresholds,
 )
-from real.device import Device, NullDevice
-from real.driver import drive
-from sim.calls import Call, RecordedController
-from sim.controller import Controller
-from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
-from sim.types import Outcome, PrefetchOutcome
+from real.driver.device import Device, NullDevice
+from real.driver.loop import drive
+from sim.core.controller import Controller
+from sim.results.calls import Call, RecordedController
+from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
+from sim.values.types import Outcome, PrefetchOutcome
 
 WAITS = ("wait_all", "as_ready", "in_order")
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from capture.discover import discover
-from capture.hooks import RouterHooks
-from capture.tiny_model import load_model
-from real.experts_swap import SwapError, compute_all, expert_forms, expert_weights, swapped_experts
+from capture.models.discover import discover
+from capture.recording.hooks import RouterHooks
+from capture.tiny.model import load_model
+from real.store.experts import SwapError, compute_all, expert_forms, expert_weights, swapped_experts
 
 sys.path.append(str(Path(__file__).parents[1] / "capture"))
 from architectures import AVAILABLE, tiny

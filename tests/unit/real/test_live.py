@@ -15,16 +15,17 @@ import torch
 import transformers
 from hydra import compose, initialize_config_dir
 
-from capture.prompts import Passage
-from capture.run import decoder_of
-from capture.tiny_model import load_model
-from real.cpu import CpuDevice
-from real.live import LiveDriver
-from real.live_run import live_driver, prepare
-from real.prepare import Prepared, read_request
-from real.recording import WatchedDevice
-from sim.build import ROOT, load_trace
-from sim.trace import Trace
+from capture.recording.prompts import Passage
+from capture.recording.run import decoder_of
+from capture.tiny.model import load_model
+from real.driver.recording import WatchedDevice
+from real.host.cpu import CpuDevice
+from real.live.live import LiveDriver
+from real.live.run import live_driver, prepare
+from real.setup.prepare import Prepared, read_request
+from sim.setup.build import load_trace
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
 from unit.real.live_runs import cached_skeleton, recorded
 
 ASSETS = ROOT / "capture" / "assets"
@@ -35,7 +36,7 @@ Prepare = Callable[..., Prepared]
 
 @pytest.fixture
 def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.weightless.skeleton", cached_skeleton)
+    monkeypatch.setattr("real.store.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
@@ -129,7 +130,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     """The broken line: outputs added as they came."""
 
     def as_computed(form: Any, hidden: Any, ids: Any, weights: Any, outputs: Any) -> torch.Tensor:
-        from real.experts_swap import rows_of
+        from real.store.experts import rows_of
 
         total = torch.zeros_like(hidden)
         for expert, output in outputs.items():
@@ -137,7 +138,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
             total.index_add_(0, row, output * weights[row, rank, None])
         return total
 
-    monkeypatch.setattr("real.expert_work.add_up", as_computed)
+    monkeypatch.setattr("real.store.work.add_up", as_computed)
     prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
     driver, _ = driven(prepared)
     expected = by_transformers("tiny_qwen2moe", driver._model.passages, 5)

@@ -22,21 +22,22 @@ import transformers
 from hydra import compose, initialize_config_dir
 from transformers import AutoConfig, DynamicCache
 
-from capture.discover import discover
-from capture.load import load_model
-from capture.prompts import Passage
-from capture.run import decoder_of
-from capture.settings import Settings
-from real.live import LiveDriver
-from real.live_batch import check_batches
-from real.live_run import live_driver, prepare
-from real.live_workload import LivePrompt, blank_trace
-from real.prepare import Prepared, read_request
-from real.settings import Live
-from sim.build import ROOT, load_trace
-from sim.trace import DECODE, PREFILL, Trace
-from sim.types import Step
-from sim.workload import Workload
+from capture.models.discover import discover
+from capture.recording.load import load_model
+from capture.recording.prompts import Passage
+from capture.recording.run import decoder_of
+from capture.recording.settings import Settings
+from real.driver.settings import Live
+from real.live.batch import check_batches
+from real.live.live import LiveDriver
+from real.live.run import live_driver, prepare
+from real.live.workload import LivePrompt, blank_trace
+from real.setup.prepare import Prepared, read_request
+from sim.setup.build import load_trace
+from sim.traces.trace import DECODE, PREFILL, Trace
+from sim.values.places import ROOT
+from sim.values.types import Step
+from sim.workload.steps import Workload
 from unit.real.live_runs import cached_skeleton, recorded
 
 sys.path.append(str(Path(__file__).parents[1] / "capture"))
@@ -53,7 +54,7 @@ Drive = Callable[..., tuple[LiveDriver, Path]]
 
 @pytest.fixture
 def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.weightless.skeleton", cached_skeleton)
+    monkeypatch.setattr("real.store.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         path = f"capture/assets/traces/{model}"

@@ -18,19 +18,19 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from capture.channels import named_and_found
-from capture.tiny_model import load_model
-from real.asked import Asked
-from real.expert_work import ExpertWork
-from real.experts_swap import expert_forms
+from capture.tiny.model import load_model
 from real.kernels.quantise import dequantise, quantise
-from real.live import LiveDriver
-from real.live_channels import LiveChannels
-from real.live_run import live_driver, prepare
-from real.prepare import Prepared, read_request
-from sim.build import ROOT
+from real.live.asked import Asked
+from real.live.channels import LiveChannels
+from real.live.live import LiveDriver
+from real.live.run import live_driver, prepare
+from real.setup.prepare import Prepared, read_request
+from real.store.experts import expert_forms
+from real.store.work import ExpertWork
 from sim.policies.payloads import ActiveShare
-from sim.trace import Trace
-from sim.types import Geometry
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
+from sim.values.types import Geometry
 from unit.real.live_runs import cached_skeleton, recorded
 
 TRACE = "capture/assets/traces/tiny_mixtral"
@@ -40,7 +40,7 @@ Prepare = Callable[..., Prepared]
 
 @pytest.fixture
 def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.weightless.skeleton", cached_skeleton)
+    monkeypatch.setattr("real.store.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str) -> Prepared:
         fixed = ("model=tiny_mixtral", "input=live", "system=floe", f"engine.store_dir={stores}", "output_dir=unused",

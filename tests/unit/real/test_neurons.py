@@ -15,19 +15,20 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real.cpu import CpuDevice
-from real.experts_swap import expert_forms
+from real.driver.recording import record_run
+from real.host.cpu import CpuDevice
 from real.kernels.quantise import dequantise, quantise
-from real.neurons import PAIRS, UP, Arrivals, by_neuron, of_neurons
-from real.prepare import Prepared, prepare_replay, read_request
-from real.recording import record_run
-from real.stand_in import StandInForm
-from real.store import StoreError, plan_store
-from sim.build import ROOT, build
-from sim.calls import replay
-from sim.model import Model
-from sim.trace import Trace
-from sim.types import Geometry
+from real.setup.prepare import Prepared, prepare_replay, read_request
+from real.store.experts import expert_forms
+from real.store.neurons import PAIRS, UP, Arrivals, by_neuron, of_neurons
+from real.store.stand_in import StandInForm
+from real.store.store import StoreError, plan_store
+from sim.machine.model import Model
+from sim.results.calls import replay
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
+from sim.values.types import Geometry
 
 NEURONS, HIDDEN = 24, 16
 SIZES = {"gate_up_proj": (2 * NEURONS, HIDDEN), "down_proj": (HIDDEN, NEURONS)}
@@ -60,7 +61,7 @@ def test_an_expert_of_some_neurons_is_the_whole_one_with_the_others_masked(count
 
 
 def test_all_neurons_in_their_order_are_the_expert_bit_for_bit() -> None:
-    from capture.tiny_model import load_model
+    from capture.tiny.model import load_model
 
     form = expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_mixtral"))[3]
     tensors, rows = form.tensors(5), torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
@@ -199,7 +200,7 @@ def _check_partial(device: CpuDevice, key: int, held: Any, home: Any) -> None:
 def test_the_up_projections_are_the_models_own_at_two_bits_and_count_as_a_loss(
     stores: Path, bundled_trace: Trace
 ) -> None:
-    from capture.tiny_model import load_model
+    from capture.tiny.model import load_model
 
     run = prepared(stores, bundled_trace)
     assert run.weights is not None

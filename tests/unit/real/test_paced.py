@@ -18,11 +18,11 @@ import pytest
 from differential.by_hand import gate, machine, token
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Link, Loader, Placement, Scenario
-from real.device import Service, Turn
-from real.driver import Driver, drive
-from real.paced import PacedDevice
-from real.timers import sleep_until
-from sim.record import Record
+from real.driver.device import Service, Turn
+from real.driver.loop import Driver, drive
+from real.driver.paced import PacedDevice
+from real.driver.timers import sleep_until
+from sim.values.record import Record
 from unit.real.listening import Listening
 from unit.real.slowed import Slowed
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from sim.audit.__main__ import main as audit
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 FILES = {"summary.json", "sequences.parquet", "tokens.parquet", "lookups.parquet", "transfers.parquet",
          "decisions.parquet", "timeline.json", "config.yaml"}  # fmt: skip

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from real.sharing import Sharing
+from real.driver.sharing import Sharing
 
 
 def test_one_engine_has_the_link_to_itself() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from real.cpu import CpuDevice
-from real.settings import Engine
-from real.store import Store, StoreError
+from real.driver.settings import Engine
+from real.host.cpu import CpuDevice
+from real.store.store import Store, StoreError
 from unit.real.cpu_runs import FREE, Prepare
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("real.store.os.posix_fallocate", full)
+    monkeypatch.setattr("real.store.store.os.posix_fallocate", full)
     with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
         prepare("system=lru", *FREE, store_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from sim.types import Cause, Geometry, Outcome
+from sim.values.types import Cause, Geometry, Outcome
 
 ONE_SITE = Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 6)
 FOUR_SITES = Geometry(4, 2, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 99)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.trace import DECODE, Trace
-from sim.trace_forecasts import forecast_cells
+from sim.traces.forecasts import forecast_cells
+from sim.traces.trace import DECODE, Trace
 
 
 def prompts_of(trace: Trace) -> np.ndarray:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.synthesis import synthesize
-from sim.trace import DECODE, PREFILL, ModelShape, Trace
-from sim.types import Step
-from sim.workload import Workload
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, PREFILL, ModelShape, Trace
+from sim.values.types import Step
+from sim.workload.steps import Workload
 from unit.sim.composer import Rows
 
 SITES, EXPERTS, TOP_K, DEPTH = 3, 5, 2, 2

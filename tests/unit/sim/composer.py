@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.batching import Request
+from sim.workload.batching import Request
 
 Rows = list[tuple[int, int]]
 """A step as (sequence, row of the sequence), in order."""

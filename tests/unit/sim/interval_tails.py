@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.intervals import Floats, estimate
+from sim.results.intervals import Floats, estimate
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.synthesis import synthesize
-from sim.trace import DECODE, PREFILL, ModelShape, Trace
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, PREFILL, ModelShape, Trace
 
 ENCODER, SITES, EXPERTS, TOP_K, DEPTH = 2, 4, 5, 2, 2
 SHAPE = ModelShape("two stacks", "none", SITES, EXPERTS, TOP_K, 8, 8)

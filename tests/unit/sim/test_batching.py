@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.batching import Batcher, Part, Request, arrival_times
+from sim.workload.batching import Batcher, Part, Request, arrival_times
 from unit.sim.composer import Rows, compose_by_rows
 
 

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.bound_problem import problem_of, work_of
-from sim.bounds import RELAXATION, Bounds, fewest_loads, lower_bounds
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.loader import Loader
+from sim.bounds.bounds import RELAXATION, Bounds, fewest_loads, lower_bounds
+from sim.bounds.problem import problem_of, work_of
+from sim.bounds.relaxation import Problem, Requests, relaxed_ns
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy, Placement
-from sim.policies.caches import LRU, Transient
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.policies.predictors import NoPrediction
-from sim.relaxation import Problem, Requests, relaxed_ns
-from sim.synthesis import synthesize
-from sim.trace import ModelShape
-from sim.types import Geometry, HostCosts, Route
-from sim.workload import Workload
+from sim.policies.recency import LRU, Transient
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.values.types import Geometry, HostCosts, Route
+from sim.workload.steps import Workload
 
 
 def fewest(gates: list[list[int]], slots: int, *initial: int, whole: bool = False) -> int:

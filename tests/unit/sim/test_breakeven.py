@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sim.breakeven import crossing, knee
+from sim.answers.breakeven import crossing, knee
 
 
 @pytest.mark.parametrize("root", [1.5, 3.0, 77.0])

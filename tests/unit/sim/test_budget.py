@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from sim.budget import Budget
-from sim.comparison import check_comparable, conditions_of
-from sim.trials import prepared
-from sim.types import CapacityError
-from sim.whatif_questions import QUESTIONS
+from sim.answers.comparison import check_comparable, conditions_of
+from sim.answers.whatif_questions import QUESTIONS
+from sim.machine.budget import Budget
+from sim.study.trials import prepared
+from sim.values.types import CapacityError
 
 GIB = 2**30
 FEW = ("trace.max_sequences=1", "workload.decode_tokens=2", "outputs=summary")

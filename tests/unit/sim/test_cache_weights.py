@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from sim.execute import execute
 from sim.fit import calibrate, main
 from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
+from sim.setup.execute import execute
 
 
 def test_the_grid_has_every_point_of_the_simplex() -> None:

@@ -10,26 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies.caches import (
-    ARC,
-    FIFO,
-    LFU,
-    LRU,
-    ActivationRatio,
-    Belady,
-    CostAwareBelady,
-    DecayedLFU,
-    Foreseeing,
-    FrequencyOverDistance,
-    LeastStale,
-    Popular,
-    Random,
-    Transient,
-    VisitCount,
-    WeightedScore,
-)
+from sim.policies.adaptive import ARC
+from sim.policies.belady import Belady, CostAwareBelady, Foreseeing
+from sim.policies.frequency import LFU
+from sim.policies.popular import Popular
 from sim.policies.profile import Profile
-from sim.types import Cause, Geometry
+from sim.policies.recency import FIFO, LRU, LeastStale, Transient
+from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.values.types import Cause, Geometry
 from unit.sim.asking import FOUR_SITES, ask, begin, gate, order
 
 # ---- LRU and FIFO ----------------------------------------------------------------------------------------------------

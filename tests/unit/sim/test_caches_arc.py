@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.policies.caches import ARC
-from sim.types import Cause, Geometry
+from sim.policies.adaptive import ARC
+from sim.values.types import Cause, Geometry
 from unit.sim.asking import ask, begin, gate
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.policies.caches import Belady, CostAwareBelady
-from sim.types import Geometry
+from sim.policies.belady import Belady, CostAwareBelady
+from sim.values.types import Geometry
 from unit.sim.asking import ONE_SITE, ask, begin, gate, order
 
 

@@ -8,19 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies.caches import (
-    ActivationRatio,
-    DecayedLFU,
-    FrequencyOverDistance,
-    LeastStale,
-    Popular,
-    Random,
-    VisitCount,
-    WeightedScore,
-)
+from sim.policies.popular import Popular
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.profile import Profile
-from sim.types import Cause, Geometry
+from sim.policies.recency import LeastStale
+from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.values.types import Cause, Geometry
 from unit.sim.asking import FOUR_SITES, ONE_SITE, ask, begin, gate, order
 
 COLD = {"initial": "empty"}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from sim.build import ROOT
 from sim.calibrate import calibrate, fit_memory, main, parse
-from sim.configure import configure
-from sim.costs import Roofline
-from sim.sections import make_object
-from sim.types import Step
+from sim.machine.costs import Roofline
+from sim.setup.configure import configure
+from sim.setup.sections import make_object
+from sim.values.places import ROOT
+from sim.values.types import Step
 
 COLUMNS = "columns=bytes:moved,loads:loads,io_ms:io"
 MB = 1_000_000

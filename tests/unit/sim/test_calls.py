@@ -24,10 +24,10 @@ from differential.scenario import (
     Scenario,
     Step,
 )
-from sim.calls import KINDS, Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
-from sim.controller import Controller
-from sim.engine import simulate
-from sim.types import Outcome
+from sim.core.controller import Controller
+from sim.engine.engine import simulate
+from sim.results.calls import KINDS, Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
+from sim.values.types import Outcome
 
 HIT, LATE, MISS, CPU = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS), int(Outcome.CPU)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
-from sim.catalogue import KINDS, first_sentence, main, table
+from sim.setup.catalogue import KINDS, first_sentence, main, table
+from sim.values.places import ROOT
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sim.cache_replay import Contract, Lapse, Replayer
 from sim.check import candidates, main, parse, parse_budget
-from sim.residency_log import COLUMNS, EXPERT_BYTES_FILE, RESIDENCY_FILE, read_log
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, TraceError, write_trace
+from sim.checking.cache_replay import Contract, Lapse, Replayer
+from sim.traces.residency_log import COLUMNS, EXPERT_BYTES_FILE, RESIDENCY_FILE, read_log
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, TraceError, write_trace
 
 A, B, C, D = 0, 1, 2, 3
 LOOKUPS = [A, B, C, A, C, B, A]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
-from sim.command import fresh_folder
-from sim.outputs import forget, locked, own_folder
+from sim.results.outputs import forget, locked, own_folder
+from sim.setup.command import fresh_folder
+from sim.values.places import ROOT
 
 FROZEN = """
 import datetime, runpy, sys
@@ -96,7 +96,7 @@ def test_where_no_folder_can_be_made_the_way_out_is_told(tmp_path: Path) -> None
 HOLDS = """
 import sys
 from pathlib import Path
-from sim.outputs import locked
+from sim.results.outputs import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

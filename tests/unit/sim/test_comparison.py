@@ -15,13 +15,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from sim.answers.comparison import Comparison, compared
 from sim.compare import answer, main, read_run, table_of
-from sim.comparison import Comparison, compared
-from sim.execute import execute
-from sim.labels import Labels
-from sim.outputs import write_outputs
-from sim.paired import FASTER, paired
-from sim.trials import Trial, prepared, trial
+from sim.results.labels import Labels
+from sim.results.outputs import write_outputs
+from sim.results.paired import FASTER, paired
+from sim.setup.execute import execute
+from sim.study.trials import Trial, prepared, trial
 
 COMMON = ("trace.max_sequences=4", "workload.decode_tokens=24", "budget.resident_share=0.4")
 NAMES = ("lru", "lfu")

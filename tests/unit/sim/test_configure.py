@@ -11,9 +11,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
 
 OVERRIDES = ("system=hobbit", "precision=fp16", "cache=lfu", "budget.resident_share=0.25", "trace.max_sequences=1")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sim.alarms import NEED_DONE, TRANSFER_END, Alarm, Clock
-from sim.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
-from sim.contest import Contest, Draw
-from sim.costs import Roofline
-from sim.engine import simulate
-from sim.execute import execute
-from sim.hardware import Hardware, SharedMemory
-from sim.trials import prepared
+from sim.engine.clock import NEED_DONE, TRANSFER_END, Alarm, Clock
+from sim.engine.contest import Contest, Draw
+from sim.engine.engine import simulate
+from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
+from sim.machine.costs import Roofline
+from sim.machine.hardware import Hardware, SharedMemory
+from sim.setup.execute import execute
+from sim.study.trials import prepared
 
 LINK = FIRST_LINK
 ALL = 1 << COMPUTE | 1 << CPU | 1 << LINK
@@ -217,7 +217,7 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
             r"loader\.chunk_bytes=1000000 needs one engine on every link, got engines \[2\]",
         ),
         (
-            ("+hardware.shared_memory={_target_: sim.hardware.SharedMemory, gb_per_s: 9, parties: [compute, pcie], "
+            ("+hardware.shared_memory={_target_: sim.machine.SharedMemory, gb_per_s: 9, parties: [compute, pcie], "
              "slows: often}",),
             r"hardware\.shared_memory\.slows='often'; allowed: always, as_drawn",
         ),

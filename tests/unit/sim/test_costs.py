@@ -9,11 +9,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.costs import FixedDurations, Roofline, check_memory, overflow_bytes
-from sim.hardware import Compute, Hardware, Host, Link
-from sim.model import Model
-from sim.types import HostCosts, Step
+from sim.machine.costs import FixedDurations, Roofline, check_memory, overflow_bytes
+from sim.machine.hardware import Compute, Hardware, Host, Link
+from sim.machine.model import Model
+from sim.values.places import ROOT
+from sim.values.types import HostCosts, Step
 
 MIXTRAL_EXPERT = 352_321_536
 

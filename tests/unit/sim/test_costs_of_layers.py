@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.costs import Roofline
-from sim.hardware import Compute, Hardware, Link
-from sim.model import LatentAttention, Model
-from sim.types import Step
+from sim.machine.costs import Roofline
+from sim.machine.hardware import Compute, Hardware, Link
+from sim.machine.model import LatentAttention, Model
+from sim.values.types import Step
 
 LAUNCH = 1_000
 

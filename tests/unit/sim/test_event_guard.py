@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from differential.features import SIMULATED, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Scenario, random_scenario
-from sim.alarms import Clock, Entry
-from sim.build import build
-from sim.controller import Controller
-from sim.engine import Engine, simulate
-from sim.record import NO_REQUEST, Record
-from sim.trace import Trace
-from sim.types import Outcome, Step
+from sim.core.controller import Controller
+from sim.engine.clock import Clock, Entry
+from sim.engine.engine import Engine, simulate
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.values.record import NO_REQUEST, Record
+from sim.values.types import Outcome, Step
 
 THE_END = (1, 2)
 """The event that stops the run; some releases of SimPy put it back on the heap when it has."""
@@ -47,7 +47,7 @@ def counted() -> Iterator[list[int]]:
             super().schedule(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.engine.Clock", CountingClock)
+        patch.setattr("sim.engine.engine.Clock", CountingClock)
         yield count
 
 

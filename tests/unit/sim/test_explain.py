@@ -14,18 +14,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import execute
+from sim.answers.explain_words import Names, prefetch_story
+from sim.answers.lookahead_ranks import Forecast, forecasts, rows_of_step
 from sim.explain import Explained, Question, main
-from sim.explain_words import Names, prefetch_story
-from sim.lookahead_ranks import Forecast, forecasts, rows_of_step
-from sim.outputs import write_outputs
 from sim.policies.precisions import SkipLight
 from sim.policies.reroutes import ForecastRoutes
-from sim.run import Run
-from sim.run_log import RunLog
-from sim.trace import Trace
-from sim.workload import Workload
+from sim.results.outputs import write_outputs
+from sim.results.run import Run
+from sim.results.run_log import RunLog
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
+from sim.workload.steps import Workload
 
 MS = 1_000_000
 

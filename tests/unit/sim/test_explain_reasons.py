@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import execute
 from sim.explain import Explained, Question
-from sim.outputs import write_outputs
-from sim.run_log import RunLog
-from sim.synthesis import RULE, synthesize
-from sim.trace import ModelShape, write_trace
+from sim.results.outputs import write_outputs
+from sim.results.run_log import RunLog
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.synthesis import RULE, synthesize
+from sim.traces.trace import ModelShape, write_trace
 
 EXPERTS = 4
 HIGH = 8.0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from test_check import write
 
-from sim.cache_replay import Contract, Replayer
-from sim.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
 from sim.check import main
-from sim.exchanged_lookups import Swapped
-from sim.fault_search import FLAG, SWAPPED, FaultSearch
-from sim.residency_log import read_log
+from sim.checking.cache_replay import Contract, Replayer
+from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
+from sim.checking.exchanged_lookups import Swapped
+from sim.checking.fault_search import FLAG, SWAPPED, FaultSearch
+from sim.traces.residency_log import read_log
 
 A, B, C, D = 0, 1, 2, 3
 LRU = Contract("lru", (("initial", "empty"), ("retention", "strict")))
@@ -47,7 +47,7 @@ def explained(walk: CacheWalk) -> set[tuple[str, int, int, int, int]]:
 def test_a_walk_finds_what_a_replay_finds_and_comes_back_from_every_checkpoint(
     tmp_path: Path, policy: str, retention: str, flags: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.cache_walk.STRIDE", 2)
+    monkeypatch.setattr("sim.checking.cache_walk.STRIDE", 2)
     scope = (("scope", "global"), ("shares", "[]")) if policy == "fld" else ()
     contract = Contract(policy, (("initial", "empty"), ("retention", retention), *scope))
     walk = walk_of(tmp_path, ASKED, flags, contract)

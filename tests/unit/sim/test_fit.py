@@ -17,20 +17,21 @@ import pytest
 from hydra.utils import instantiate
 
 from bundled import BUNDLED, Configure
-from sim.build import ROOT, build
-from sim.execute import execute
 from sim.fit import main, request_of
 from sim.fitting.artefact import ArtefactError, read_artefact, write_artefact
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences, sample_of
 from sim.fitting.prepare import SHIPPED, find_artefact, prepare_predictor
-from sim.forecasts import count_forecasts
-from sim.gate_inputs import read_gate_inputs
 from sim.policies.fitted import FittedPredictor
 from sim.policies.lookahead import GateLookahead
 from sim.policies.paths import ExpertPaths, NextSiteConditional
 from sim.policies.references import Foreseen
-from sim.trace import Trace, TraceError, read_trace, trace_sha256
-from sim.workload import Workload
+from sim.results.forecasts import count_forecasts
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.gate_inputs import read_gate_inputs
+from sim.traces.trace import Trace, TraceError, read_trace, trace_sha256
+from sim.values.places import ROOT
+from sim.workload.steps import Workload
 
 SHARES = ("budget.resident_share=0.5", "trace.max_sequences=1")
 FITTED = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml")

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.controller import Controller
-from sim.costs import FixedDurations
-from sim.engine import simulate
-from sim.frames import Frames, compute_busy_ns, idle_ns
-from sim.latency import decode_time_and_tokens, prefill_time, request_times, tokens_after_the_first
-from sim.loader import Loader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader
+from sim.engine.engine import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
-from sim.synthesis import synthesize
-from sim.trace import ModelShape
-from sim.types import Geometry, HostCosts
-from sim.workload import Workload
+from sim.policies.recency import LRU
+from sim.results.frames import Frames, compute_busy_ns, idle_ns
+from sim.results.latency import decode_time_and_tokens, prefill_time, request_times, tokens_after_the_first
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.values.types import Geometry, HostCosts
+from sim.workload.steps import Workload
 
 SHAPE = ModelShape("tiny", "none", 2, 4, 2, 8, 8)
 DURATIONS = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,))

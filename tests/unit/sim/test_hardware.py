@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.hardware import Compute, Cpu, Hardware, Host, Link, Ram
-from sim.types import HostCosts, Route
+from sim.machine.hardware import Compute, Cpu, Hardware, Host, Link, Ram
+from sim.values.places import ROOT
+from sim.values.types import HostCosts, Route
 
 MACHINES = sorted({path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")} - {"generic"})
 

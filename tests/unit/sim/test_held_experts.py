@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sim.budget import Budget, held_bits, make_geometry
-from sim.execute import execute
-from sim.policies.caches import LRU
+from sim.core.slots import Slots
+from sim.machine.budget import Budget, held_bits, make_geometry
 from sim.policies.precisions import PerExpert
-from sim.slots import Slots
-from sim.trials import prepared
-from sim.types import Geometry
+from sim.policies.recency import LRU
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+from sim.values.types import Geometry
 
-UNPACK = "+hardware.links.pcie.unpack={_target_: sim.link_parts.Unpack, gb_per_s: 40, bits: 32}"
+UNPACK = "+hardware.links.pcie.unpack={_target_: sim.machine.Unpack, gb_per_s: 40, bits: 32}"
 MIB = 2**20
 RUN = ("system=edgemoe", "predictor=none", "trace.max_sequences=1", "workload.prompt_tokens=1",
        "workload.decode_tokens=6", "hardware.memory_gib=96", "loader.chunk_bytes=null",

@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import build
-from sim.execute import execute
-from sim.frames import Frames
-from sim.hits import asked, hit_ratio, hit_ratio_by_precision, miss_penalty, skip_codes
 from sim.policies.precisions import Fixed, ScoreThreshold, SkipLight
 from sim.policies.reroutes import MaskedGate
-from sim.trace import Trace
+from sim.results.frames import Frames
+from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, miss_penalty, skip_codes
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
 
 Configure = Callable[..., DictConfig]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage
 
-from sim.intervals import MIN_SEQUENCES, Floats
-from sim.latency import decode_time_and_tokens
-from sim.paired import paired
-from sim.trials import trial
+from sim.results.intervals import MIN_SEQUENCES, Floats
+from sim.results.latency import decode_time_and_tokens
+from sim.results.paired import paired
+from sim.study.trials import trial
 
 COUNTS = (4, 6, 8, 16, 32)
 TRIALS = 20_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sim.intervals import Floats, estimate, mean_interval, ratio_interval, share_interval
+from sim.results.intervals import Floats, estimate, mean_interval, ratio_interval, share_interval
 
 RANDOM = np.random.default_rng(11)
 

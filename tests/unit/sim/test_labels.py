@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sim.execute import execute
-from sim.labels import Labels, caption, from_row, labels_in, labels_of, told, write_on
-from sim.trials import prepared, trial
+from sim.results.labels import Labels, caption, from_row, labels_in, labels_of, told, write_on
+from sim.setup.execute import execute
+from sim.study.trials import prepared, trial
 
 FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8")
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.build import load_trace
-from sim.lengths import Lengths
-from sim.trace import DECODE, PREFILL, Trace
-from sim.workload import Workload
+from sim.setup.build import load_trace
+from sim.traces.trace import DECODE, PREFILL, Trace
+from sim.workload.lengths import Lengths
+from sim.workload.steps import Workload
 from unit.sim import composed
 
 BUNDLED = "capture/assets/traces/tiny_mixtral"

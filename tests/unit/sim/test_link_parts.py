@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.hardware import Link
-from sim.link_parts import Gather, Reads
+from sim.machine.hardware import Link
+from sim.machine.link_parts import Gather, Reads
 
 GB = 1e9
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.loader import Loader, Transfer
-from sim.types import PrefetchOutcome, Route
+from sim.core.loader import Loader, Transfer
+from sim.values.types import PrefetchOutcome, Route
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.costs import Roofline
-from sim.hardware import Compute, Cpu, Forecasting, Hardware, Link, SharedMemory
-from sim.measured import Measured, time_ns
-from sim.model import Model
-from sim.types import Step
+from sim.machine.costs import Roofline
+from sim.machine.hardware import Compute, Cpu, Forecasting, Hardware, Link, SharedMemory
+from sim.machine.measured import Measured, time_ns
+from sim.machine.model import Model
+from sim.values.types import Step
 
 STEP = Step(0, 0, 1, (0,), 1, True, (), ())
 POINTS = [[1, 10.0], [3, 20.0], [5, 60.0]]

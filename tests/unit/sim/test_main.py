@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sim import outputs
-from sim.outputs import write_outputs
+from sim.results import outputs
+from sim.results.outputs import write_outputs
 
 SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
 

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import execute
 from sim.policies.reroutes import MaskedGate
-from sim.routing import RoutingRule
-from sim.trace import Trace
-from sim.types import REROUTE, SKIP, rerouted
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.routing import RoutingRule
+from sim.traces.trace import Trace
+from sim.values.types import REROUTE, SKIP, rerouted
 
 SHORT = ("trace.max_sequences=1", "workload.prompt_tokens=8", "workload.decode_tokens=24", "hardware.memory_gib=96",
          "outputs=summary")  # fmt: skip

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import pytest
 from omegaconf import DictConfig
 
-from sim import metrics
 from sim.audit.__main__ import audit
 from sim.audit.files import RunFiles
 from sim.audit.rules import flat
-from sim.bounds import Bounds, lower_bounds
-from sim.build import build
-from sim.engine import simulate
-from sim.frames import Frames
-from sim.run import Run
-from sim.trace import Trace
+from sim.bounds.bounds import Bounds, lower_bounds
+from sim.engine.engine import simulate
+from sim.results import metrics
+from sim.results.frames import Frames
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.trace import Trace
 from unit.sim.test_policy_mutants import Defect, plant
 from unit.sim.test_worked_runs import NOT_BY_HAND, by_hand, is_same
 from unit.sim.worked import STAGED, make_run
@@ -26,30 +26,30 @@ from unit.sim.worked import STAGED, make_run
 Configure = Callable[..., DictConfig]
 
 DEFECTS = {
-    "high_for_low is no hit": Defect("sim.hits", "is_in(FOUND_RESIDENT)", 'is_in(["hit"])', ""),
-    "a hit ratio over everything": Defect("sim.hits", 'pl.col("skips") != ALWAYS', 'pl.col("skips") != ""', ""),
+    "high_for_low is no hit": Defect("sim.results.hits", "is_in(FOUND_RESIDENT)", 'is_in(["hit"])', ""),
+    "a hit ratio over everything": Defect("sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("skips") != ""', ""),
     "a hit ratio without what is left out for being absent": Defect(
-        "sim.hits", 'pl.col("skips") != ALWAYS', 'pl.col("outcome") != "skip"', ""),
+        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("outcome") != "skip"', ""),
     "a precision's needs with those that are served as they are there": Defect(
-        "sim.hits", 'fixed = lookups.filter(pl.col("skips") == NEVER)', "fixed = lookups", ""),
-    "promotions cost nothing": Defect("sim.hits", "is_in(MISSED)", 'is_in(["miss"])', ""),
+        "sim.results.hits", 'fixed = lookups.filter(pl.col("skips") == NEVER)', "fixed = lookups", ""),
+    "promotions cost nothing": Defect("sim.results.hits", "is_in(MISSED)", 'is_in(["miss"])', ""),
     "wasted without dropped": Defect(
-        "sim.metrics", '["evicted_unused", "unused_at_end", "dropped"]', '["evicted_unused", "unused_at_end"]', ""),
-    "wasted on every link": Defect("sim.metrics", "to_device.filter(", "frames.transfers.filter(", ""),
+        "sim.results.metrics", '["evicted_unused", "unused_at_end", "dropped"]', '["evicted_unused", "unused_at_end"]', ""),
+    "wasted on every link": Defect("sim.results.metrics", "to_device.filter(", "frames.transfers.filter(", ""),
     "tpot's interval over every sequence": Defect(
-        "sim.metrics", "(tokens > 0).astype(np.float64)", "one", ""),
+        "sim.results.metrics", "(tokens > 0).astype(np.float64)", "one", ""),
     "the hit interval's denominator doubled": Defect(
-        "sim.metrics", 'share_interval(found, counted)', 'share_interval(found, 2 * counted)', ""),
-    "p95 is p50": Defect("sim.latency", "np.percentile(values_ns, p)", "np.percentile(values_ns, min(p, 50))", ""),
+        "sim.results.metrics", 'share_interval(found, counted)', 'share_interval(found, 2 * counted)', ""),
+    "p95 is p50": Defect("sim.results.latency", "np.percentile(values_ns, p)", "np.percentile(values_ns, min(p, 50))", ""),
     "the peak on the device grows with what is left over": Defect(
-        "sim.metrics", "ledger.total_bytes - max(0,", "ledger.total_bytes + max(0,", ""),
+        "sim.results.metrics", "ledger.total_bytes - max(0,", "ledger.total_bytes + max(0,", ""),
     "how far pools were over, the other way round": Defect(
-        "sim.metrics", "controller.slots.peak_bytes - sum(controller.slots.capacity_bytes)",
+        "sim.results.metrics", "controller.slots.peak_bytes - sum(controller.slots.capacity_bytes)",
         "sum(controller.slots.capacity_bytes) - controller.slots.peak_bytes", ""),
-    "no channels": Defect("sim.metrics", "isinstance(controller.payload, ReusedChannels)", "controller is None", ""),
-    "every end of a need is a wave": Defect("sim.metrics", "sum(count > 0 for", "sum(count >= 0 for", ""),
+    "no channels": Defect("sim.results.metrics", "isinstance(controller.payload, ReusedChannels)", "controller is None", ""),
+    "every end of a need is a wave": Defect("sim.results.metrics", "sum(count > 0 for", "sum(count >= 0 for", ""),
     "unions at the lowest precision": Defect(
-        "sim.metrics", "geometry.slot_bytes[geometry.key(0, site, 0)]", "geometry.slot_bytes[-1]", ""),
+        "sim.results.metrics", "geometry.slot_bytes[geometry.key(0, site, 0)]", "geometry.slot_bytes[-1]", ""),
 }  # fmt: skip
 CONFIGURED = {
     "hobbit": "system=hobbit",

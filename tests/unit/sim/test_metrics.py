@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from sim.audit.__main__ import NO_RULE, audit
 from sim.audit.files import RunFiles
-from sim.build import build
-from sim.execute import Result, execute
-from sim.loader import Loader
-from sim.run import Run
-from sim.stalls import STALL_PARTS
-from sim.trace import Trace
+from sim.core.loader import Loader
+from sim.results.run import Run
+from sim.results.stalls import STALL_PARTS
+from sim.setup.build import build
+from sim.setup.execute import Result, execute
+from sim.traces.trace import Trace
 
 Configure = Callable[..., DictConfig]
 HOST = "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30 hardware.host.post_us=10"

@@ -9,10 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.model import Model
-from sim.trace_header import ModelShape
-from sim.trials import prepared
+from sim.machine.model import Model
+from sim.study.trials import prepared
+from sim.traces.header import ModelShape
+from sim.values.places import ROOT
 
 GIB = 1 << 30
 

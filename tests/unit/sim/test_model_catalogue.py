@@ -10,8 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.model import Model
+from sim.machine.model import Model
+from sim.values.places import ROOT
 
 GIB, MIB = 1 << 30, 1 << 20
 FACTS = ROOT.parent / "shared" / "facts" / "models.csv"

@@ -10,10 +10,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from sim.build import ROOT
-from sim.model import Model
-from sim.model_config import ConfigError, config_text, model_from_config, read_config
+from sim.machine.model import Model
+from sim.machine.model_config import ConfigError, config_text, model_from_config, read_config
 from sim.models import main
+from sim.values.places import ROOT
 
 SMALL = {"model_type": "mixtral", "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2,
          "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,

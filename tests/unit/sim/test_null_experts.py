@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import build
-from sim.execute import execute
-from sim.model import Model
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace, read_trace, write_trace
+from sim.machine.model import Model
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace, read_trace, write_trace
 
 Configure = Callable[..., DictConfig]
 SITES, EXPERTS, NULL = 16, 8, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired
+from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired
 
 
 def test_a_run_paired_with_itself_has_the_ratio_1_and_nobody_is_faster() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sim.pareto import LOSSLESS, LOSSY, UNMEASURED, draw, front, join, main, mark, print_points, quality_class
-from sim.trials import trial
+from sim.study.trials import trial
 
 COARSE = st.integers(0, 4).map(float)
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import execute
 from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
-from sim.trace import Trace
-from sim.types import Geometry
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
+from sim.values.types import Geometry
 
 GEOMETRY = Geometry(2, 8, 2, ("fp16",), (16.0,), (1000,), 8000)
 SPARSITIES = (0.5, 0.8, 0.9)

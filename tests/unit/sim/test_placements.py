@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sim.policies import placements
 from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
-from sim.trace import CHUNK, DECODE, PREFILL
-from sim.types import Place
+from sim.traces.trace import CHUNK, DECODE, PREFILL
+from sim.values.types import Place
 
 QUEUED: Any = SimpleNamespace(bytes_ahead=lambda link: 0)
 DEVICE: Any = SimpleNamespace(has=lambda *key: False, expert_of=lambda key: key % 10)

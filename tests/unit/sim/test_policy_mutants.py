@@ -184,16 +184,16 @@ DEFECTS = {
         "test_payloads:test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share"),
     # what policies are made to do
     "the least likely first": Defect(
-        "sim.prefetches", "absent.sort(key=_FIRST, reverse=True)", "absent.sort(key=_FIRST)",
+        "sim.core.prefetches", "absent.sort(key=_FIRST, reverse=True)", "absent.sort(key=_FIRST)",
         "test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites"),
     "old masks stay beside new ones": Defect(
-        "sim.prefetches", "        self._masks.clear()\n", "        self._masks.copy()\n",
+        "sim.core.prefetches", "        self._masks.clear()\n", "        self._masks.copy()\n",
         "test_prefetch_order:test_a_new_queue_replaces_what_waits_and_what_was_masked"),
     "slots of stored bytes": Defect(
-        "sim.slots", "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes", "self.key_bytes",
+        "sim.core.slots", "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes", "self.key_bytes",
         "test_held_experts:test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored"),
     "no pool is short": Defect(
-        "sim.slots", "short = [capacity < at_once * size", "short = [capacity < 0 * size",
+        "sim.core.slots", "short = [capacity < at_once * size", "short = [capacity < 0 * size",
         "test_short_pools:test_a_quota_of_zero_needs_staging_and_says_so"),
 }  # fmt: skip
 

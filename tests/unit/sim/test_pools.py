@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sim.policies.caches import LRU
-from sim.slots import RESIDENT, Slots
-from sim.types import CapacityError, Geometry, PoolPlan
+from sim.core.slots import RESIDENT, Slots
+from sim.policies.recency import LRU
+from sim.values.types import CapacityError, Geometry, PoolPlan
 
 
 def geometry(capacity_bytes: int, variant_bytes: tuple[int, ...] = (4, 1), sites: int = 2, experts: int = 2,

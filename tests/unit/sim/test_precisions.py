@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.model import PRECISION_BITS, PRECISIONS, Model
+from sim.machine.model import PRECISION_BITS, PRECISIONS, Model
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
-from sim.types import SKIP
+from sim.values.types import SKIP
 
 T1, T2 = 0.5, 0.75
 ABOVE_T1, ABOVE_T2 = math.nextafter(T1, 1), math.nextafter(T2, 1)

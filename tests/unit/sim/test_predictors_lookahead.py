@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bundled import Configure
-from sim.build import build
 from sim.policies.lookahead import BestOf, ConfidentLookahead, GateLookahead, transfers_within
 from sim.policies.row_forecast import RowForecast
-from sim.trace import Trace
+from sim.setup.build import build
+from sim.traces.trace import Trace
 
 
 def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:

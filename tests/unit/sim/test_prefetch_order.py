@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.controller import Controller
-from sim.loader import Loader
-from sim.policies.caches import LRU
+from sim.core.controller import Controller
+from sim.core.loader import Loader
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
+from sim.policies.recency import LRU
 from sim.policies.row_forecast import RowForecast, likeliness
-from sim.types import Geometry
+from sim.values.types import Geometry
 
 # Site 0 is keys 0 to 3, site 1 is 5 to 8, site 2 is 10 to 13.
 GEOMETRY = Geometry(3, 4, 1, ("fp16",), (16.0,), (1,), 12)

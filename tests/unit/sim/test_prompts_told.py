@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from cells import with_cells
 
-from sim.forecasts import prediction
-from sim.lengths import Lengths
 from sim.policies.base import Predictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
 from sim.policies.predictors import NoPrediction
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace
-from sim.workload import Workload
+from sim.results.forecasts import prediction
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace
+from sim.workload.lengths import Lengths
+from sim.workload.steps import Workload
 
 SHAPE = ModelShape("small", "none", 4, 8, 2, 16, 16)
 LOOKUPS = {"late": 0, "promoted": 0, "miss": 0}

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies.caches import LRU
 from sim.policies.profile import Profile
 from sim.policies.quotas import ExpectedLoads, MeasuredLoads, ShallowFirst, fewest_loads
-from sim.types import CapacityError, Geometry
+from sim.policies.recency import LRU
+from sim.values.types import CapacityError, Geometry
 
 
 def geometry(slots: int, sites: int = 4, experts: int = 8, top_k: int = 2) -> Geometry:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sim.execute import execute
-from sim.policies.caches import LRU
-from sim.ram import RamTier
-from sim.slots import ABSENT, IN_FLIGHT, RESIDENT
-from sim.trials import prepared
-from sim.types import CapacityError, Cause, Geometry, Outcome, Route
+from sim.core.ram import RamTier
+from sim.core.slots import ABSENT, IN_FLIGHT, RESIDENT
+from sim.policies.recency import LRU
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+from sim.values.types import CapacityError, Cause, Geometry, Outcome, Route
 
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 GATE: Any = SimpleNamespace(site=0, tick=0, token=1)

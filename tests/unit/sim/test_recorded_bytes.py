@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from capture.import_trace import main
-from sim.budget import Budget, all_slot_bytes, make_geometry
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
-from sim.run import Run
+from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
 
 SITES, EXPERTS, TOP_K, TOKENS = 4, 12, 2, 60
 SIZES = (864, 1240, 864, 1240)

@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
-from sim.outputs import write_outputs
+from sim.core.slots import UNUSED
 from sim.report import main
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import read_runs
-from sim.slots import UNUSED
+from sim.results.outputs import write_outputs
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")

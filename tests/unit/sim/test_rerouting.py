@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.core.rerouting import JOINED, serve
 from sim.policies.reroutes import ForecastRoutes
-from sim.rerouting import JOINED, serve
-from sim.types import REROUTE, SKIP, Geometry, Outcome, rerouted
+from sim.values.types import REROUTE, SKIP, Geometry, Outcome, rerouted
 
 GEOMETRY = Geometry(2, 6, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 48)
 UNITS, PLANE = 7, 14

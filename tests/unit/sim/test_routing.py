@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sim.routing import GROUPS, SCORES, WEIGHTS, RoutingRule
+from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule
 
 NUM_EXPERTS, TOP_K = 8, 3
 BIAS = tuple(0.2 * math.sin(expert) for expert in range(NUM_EXPERTS))

@@ -7,10 +7,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from sim.build import build
-from sim.execute import execute
 from sim.screen import main, read_words, screen
 from sim.screening.moves import ScreenError
+from sim.setup.build import build
+from sim.setup.execute import execute
 
 SMALL = ("trace.max_sequences=2",)
 

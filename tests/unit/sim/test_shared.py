@@ -9,9 +9,9 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sim.build import PARTS, build, make_object
-from sim.execute import execute
-from sim.shared import Shared
+from sim.process.shared import Shared
+from sim.setup.build import PARTS, build, make_object
+from sim.setup.execute import execute
 
 Configure = Callable[..., DictConfig]
 

@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 from bundled import Configure
-from sim.build import build
-from sim.execute import execute
-from sim.policies.caches import LRU
-from sim.slots import Slots
-from sim.types import CapacityError, Geometry
+from sim.core.slots import Slots
+from sim.policies.recency import LRU
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.values.types import CapacityError, Geometry
 
 SHORT = ("trace.max_sequences=1", "workload.prompt_tokens=4", "workload.decode_tokens=12", "hardware.memory_gib=96",
          "outputs=summary")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.staging import Staging
+from sim.core.staging import Staging
 
 
 def staged(*keys: int, slots: int = 3) -> Staging:

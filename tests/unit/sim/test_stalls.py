@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.costs import FixedDurations
-from sim.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
-from sim.stalls import STALL_PARTS, Walk, split_stalls
+from sim.machine.costs import FixedDurations
+from sim.results.stalls import STALL_PARTS, Walk, split_stalls
+from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from unit.sim.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
 
 WRITE_BACK_NS = {3: 5}

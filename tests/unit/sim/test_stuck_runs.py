@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sim.execute import execute
-from sim.policies.caches import LRU
-from sim.trials import prepared
+from sim.policies.recency import LRU
+from sim.setup.execute import execute
+from sim.study.trials import prepared
 
 
 def nobody(self: LRU, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:

@@ -10,11 +10,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from sim.build import ROOT
-from sim.configure import configure
+from sim.setup.configure import configure
 from sim.study.cells import PLAIN, Cell, _taken_apart, make_cell, plan_cells
 from sim.study.plan import STUDIES, Plan, make_plan, read_plan
 from sim.study.rows import NUMBERS, TEXTS
+from sim.values.places import ROOT
 
 VALUES: dict[str, list[Any]] = {
     "budget.resident_share": [0.25, 0.5], "hardware.links.pcie.peak_gb_per_s": [16, 31.5],

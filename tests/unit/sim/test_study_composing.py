@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sim.configure import configure
+from sim.setup.configure import configure
 from sim.study import composing
-from sim.study.composing import CONF, compose_plainly
+from sim.study.composing import compose_plainly
+from sim.values.places import CONF
 
 ONLY_HYDRAS = ("study", "experiment")
 SETS_THE_BUDGET = "mixtral_gpu"

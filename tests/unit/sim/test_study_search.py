@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sim.paired import paired
+from sim.results.paired import paired
 from sim.study.cells import Cell
 from sim.study.dataset import read_cells
 from sim.study.plan import Plan, make_plan

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.synthesis import PRESETS, RULE, SCORE_STEP, synthesize
-from sim.trace import DECODE, PREFILL, Trace, read_trace, write_trace
-from sim.trace_header import ModelShape
-from sim.workload import Workload
+from sim.traces.header import ModelShape
+from sim.traces.synthesis import PRESETS, RULE, SCORE_STEP, synthesize
+from sim.traces.trace import DECODE, PREFILL, Trace, read_trace, write_trace
+from sim.workload.steps import Workload
 
 SHAPE = ModelShape("synthetic", "none", 5, 16, 3, 64, 128)
 
@@ -54,7 +54,7 @@ def test_the_same_arguments_give_the_same_arrays():
 
 def test_another_process_gives_the_same_arrays():
     code = (
-        "import hashlib; from sim.synthesis import PRESETS, synthesize; "
+        "import hashlib; from sim.traces.synthesis import PRESETS, synthesize; "
         "trace = synthesize(PRESETS['qwen15_moe'], tokens=5, seed=3); "
         "print(hashlib.sha256(trace.logits.tobytes() + trace.lookahead['raw'].tobytes()).hexdigest())"
     )
@@ -200,7 +200,7 @@ def test_the_header_names_the_generator_its_parameters_and_what_it_is_not():
     header = make(seed=9, skew=1.5).header
     assert header.source == "synthetic"
     assert header.provenance["calibrated"] is False
-    assert "sim.synthesis" in str(header.provenance["generator"])
+    assert "sim.traces.synthesis" in str(header.provenance["generator"])
     assert (header.provenance["seed"], header.provenance["skew"]) == (9, 1.5)
     assert header.lookahead is not None
     assert (header.lookahead.depth, header.lookahead.norms, header.lookahead.step) == (3, ("raw",), SCORE_STEP)

@@ -12,12 +12,12 @@ import polars as pl
 import pytest
 from omegaconf import DictConfig
 
-from sim.build import build
-from sim.execute import Result, execute
-from sim.frames import compute_busy_ns, idle_ns
-from sim.run import Run
-from sim.timeline import COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK, STEP_TRACK, link_tracks, trace_events
-from sim.trace import Trace
+from sim.results.frames import compute_busy_ns, idle_ns
+from sim.results.run import Run
+from sim.results.timeline import COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK, STEP_TRACK, link_tracks, trace_events
+from sim.setup.build import build
+from sim.setup.execute import Result, execute
+from sim.traces.trace import Trace
 
 Event = dict[str, Any]
 

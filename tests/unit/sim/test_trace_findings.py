@@ -10,10 +10,10 @@ import pytest
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sim.build import build
-from sim.execute import execute
-from sim.outputs import print_summary
-from sim.trace import Finding, Trace
+from sim.results.outputs import print_summary
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Finding, Trace
 
 WHOLE = Finding("top_k", True, "6 of 8 [sic]")
 NOTE = Finding("padding", False, "a little")

@@ -14,12 +14,12 @@ from cells import prompts_of, with_cells, with_random_scores
 from stacks import both_stacks
 from traces import make_trace, rehash
 
-from sim.lengths import Lengths
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
-from sim.synthesis import synthesize
-from sim.trace import ModelShape, Trace, TraceError, read_trace, write_trace
-from sim.trace_forecasts import FORECAST_DTYPES, forecast_cells
-from sim.workload import Workload
+from sim.traces.forecasts import FORECAST_DTYPES, forecast_cells
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace, TraceError, read_trace, write_trace
+from sim.workload.lengths import Lengths
+from sim.workload.steps import Workload
 
 FILE = "prefill_forecasts_raw.parquet"
 SHAPE = ModelShape("small", "none", 4, 8, 2, 16, 16)

@@ -12,9 +12,9 @@ import pytest
 from cells import with_cells, with_random_scores
 from traces import EXTRA, make_trace
 
-from sim.trace import Trace, TraceError, read_trace, write_trace
-from sim.trace_parts import header_of_part, write_trace_parts
-from sim.trace_storage import recorded_columns
+from sim.traces.parts import header_of_part, write_trace_parts
+from sim.traces.storage import recorded_columns
+from sim.traces.trace import Trace, TraceError, read_trace, write_trace
 
 
 def apart(step: float | None) -> Trace:

@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 from stacks import both_stacks
 from traces import make_trace, rehash
 
-from sim.build import build
-from sim.execute import execute
 from sim.fitting.fits import sample_of
-from sim.synthesis import synthesize
-from sim.trace import DECODE, ModelShape, Trace, TraceError, read_trace, write_trace
-from sim.trace_prefill import COUNT_DTYPES, count_prompts
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.prefill import COUNT_DTYPES, count_prompts
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, ModelShape, Trace, TraceError, read_trace, write_trace
 
 FILE = "prefill_counts.parquet"
 SHAPE = ModelShape("small", "none", 3, 8, 2, 16, 16)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.trace import CHUNK, Trace, TraceError, read_trace, write_trace
-from sim.trace_header import parse_header
+from sim.traces.header import parse_header
+from sim.traces.trace import CHUNK, Trace, TraceError, read_trace, write_trace
 from unit.sim.stacks import ENCODER, SITES, both_stacks
 
 

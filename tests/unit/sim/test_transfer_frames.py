@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.costs import FixedDurations
-from sim.transfer_frames import Services, Traffic
-from sim.types import PrefetchOutcome
+from sim.machine.costs import FixedDurations
+from sim.results.transfer_frames import Services, Traffic
+from sim.values.types import PrefetchOutcome
 from unit.sim.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
 
 HOPS = {size: 10 + 2 * size for size in range(200)}

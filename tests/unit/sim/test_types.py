@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.types import Geometry, HostCosts, Outcome, Route, Step
+from sim.values.types import Geometry, HostCosts, Outcome, Route, Step
 
 TWO = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100)
 """Three sites of four experts: 5 units a site, 15 keys a plane."""

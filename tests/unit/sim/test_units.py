@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.units import gb_per_s, gib, ms, require_number, seconds, tflops, us
+from sim.values.units import gb_per_s, gib, ms, require_number, seconds, tflops, us
 
 
 def test_times_become_whole_nanoseconds() -> None:

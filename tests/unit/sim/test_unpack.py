@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from sim.execute import execute
-from sim.hardware import Link
-from sim.link_parts import Unpack
+from sim.machine.hardware import Link
+from sim.machine.link_parts import Unpack
 from sim.reproduce.storage import EXPERT_BYTES, EXPERTS_A_TOKEN, MEAN_BITS, constants
-from sim.trials import prepared
-from sim.units import seconds
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+from sim.values.units import seconds
 
-SLOW = "+hardware.links.pcie.unpack={_target_: sim.link_parts.Unpack, gb_per_s: 40, overhead_us: 5}"
+SLOW = "+hardware.links.pcie.unpack={_target_: sim.machine.Unpack, gb_per_s: 40, overhead_us: 5}"
 DEMAND = ("system=load_on_demand", "loader.wait=wait_all", "trace.max_sequences=1", "workload.prompt_tokens=1",
           "workload.decode_tokens=4", "budget.resident_share=0.3")  # fmt: skip
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from sim import trials, whatif
-from sim.breakeven import crossing
+from sim import whatif
+from sim.answers.breakeven import crossing
+from sim.study import trials
 from sim.whatif import QUESTIONS, answer, main, sentence
 
 SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]

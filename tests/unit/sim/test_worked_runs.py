@@ -10,8 +10,8 @@ import pytest
 
 from sim.audit.__main__ import main as audit_main
 from sim.audit.rules import flat
-from sim.execute import execute
-from sim.outputs import write_outputs
+from sim.results.outputs import write_outputs
+from sim.setup.execute import execute
 from unit.sim.worked import FIRST, SECOND, STAGED, make_run, page_values
 
 NOT_BY_HAND = ("schema", "version", "system", "model", "hardware", "preset", "workload", "seed", "calibration", "ci95",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.synthesis import synthesize
-from sim.trace import DECODE, PREFILL, ModelShape, Trace
-from sim.workload import StepGate, Workload
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, PREFILL, ModelShape, Trace
+from sim.workload.steps import StepGate, Workload
 
 SITES, EXPERTS, TOP_K = 2, 4, 2
 SHAPE = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)

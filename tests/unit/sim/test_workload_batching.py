@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.batching import Request
-from sim.trace import CHUNK, DECODE, PREFILL, Trace
-from sim.types import Step
-from sim.workload import BLOCK_CELLS, Limits, Workload
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
+from sim.values.types import Step
+from sim.workload.batching import Request
+from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 from unit.sim.composed import (
     DEPTH,
     SITES,
@@ -36,7 +36,7 @@ from unit.sim.composer import compose_by_rows
 def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
     timed: bool, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.workload.BLOCK_CELLS", cells)
+    monkeypatch.setattr("sim.workload.steps.BLOCK_CELLS", cells)
     for seed in range(100):
         draw = random.Random(seed)
         lengths = random_lengths(draw)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.trace import DECODE
-from sim.workload import Workload
+from sim.traces.trace import DECODE
+from sim.workload.steps import Workload
 from unit.sim.stacks import DEPTH, ENCODER, SITES, both_stacks
 
 ENCODERS, DECODERS = tuple(range(ENCODER)), tuple(range(ENCODER, SITES))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.loader import Transfer
-from sim.record import Record
-from sim.types import PrefetchOutcome
+from sim.core.loader import Transfer
+from sim.values.record import Record
+from sim.values.types import PrefetchOutcome
 
 DEMAND, PREFETCH, DENSE = "demand", "prefetch", "dense"
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sim.routing import RoutingRule
-from sim.trace import CHUNK, DECODE, PREFILL, Header, Lookahead, ModelShape, Site, Trace, TraceSequence
+from sim.traces.routing import RoutingRule
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Header, Lookahead, ModelShape, Site, Trace, TraceSequence
 
 SITES, EXPERTS, TOP_K, DEPTH = 3, 6, 2, 2
 RULE = RoutingRule(weight="norm")

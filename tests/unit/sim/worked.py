@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from sim.build import ROOT, build
-from sim.loader import Loader
-from sim.run import Run
-from sim.synthesis import synthesize
-from sim.trace import DECODE, PREFILL, ModelShape, Trace, TraceSequence
+from sim.core.loader import Loader
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import DECODE, PREFILL, ModelShape, Trace, TraceSequence
+from sim.values.places import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
 FIRST, SECOND = "### The first run, key by key", "### The second run"
@@ -36,32 +37,32 @@ CONFIG: dict[str, Any] = {
     "timeline_steps": None,
     "output_dir": "unused",
     "budget": {"resident_share": 0.375, "slots_gib": None},
-    "trace": {"_target_": "sim.build.TraceChoice", "path": "by_hand", "split": "eval", "exclude": [],
+    "trace": {"_target_": "sim.setup.TraceChoice", "path": "by_hand", "split": "eval", "exclude": [],
               "max_sequences": None},
-    "workload": {"_target_": "sim.build.WorkloadChoice", "batching": "sequential", "lookahead_norm": "raw",
+    "workload": {"_target_": "sim.setup.WorkloadChoice", "batching": "sequential", "lookahead_norm": "raw",
                  "together": 1, "prefill_chunk": None, "arrivals_per_s": None, "arrivals_s": None, "arrival_seed": 0},
-    "model": {"_target_": "sim.model.Model", "name": "tiny", "sites": 2, "experts": 4, "top_k": 2, "hidden": 8,
+    "model": {"_target_": "sim.machine.Model", "name": "tiny", "sites": 2, "experts": 4, "top_k": 2, "hidden": 8,
               "expert_intermediate": 5, "expert_matrices": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "vocab": 2,
               "source": "by hand"},
     "hardware": {
-        "_target_": "sim.hardware.Hardware", "name": "pencil", "preset": "none", "validated": "none", "memory_gib": 1.0,
+        "_target_": "sim.machine.Hardware", "name": "pencil", "preset": "none", "validated": "none", "memory_gib": 1.0,
         "reserved_gib": 0.0, "ram": None, "cpu": None, "prediction_us": 0.0, "source": "by hand",
-        "links": {"pcie": {"_target_": "sim.hardware.Link", "peak_gb_per_s": 1.0, "efficiency": 1.0,
+        "links": {"pcie": {"_target_": "sim.machine.Link", "peak_gb_per_s": 1.0, "efficiency": 1.0,
                            "overhead_us": 0.02}},
         # So fast that every operation takes its launches, of 1 ns each.
-        "compute": {"_target_": "sim.hardware.Compute", "peak_tflops": 1e6, "flops_efficiency": 1.0,
+        "compute": {"_target_": "sim.machine.Compute", "peak_tflops": 1e6, "flops_efficiency": 1.0,
                     "memory_gb_per_s": 1e5, "memory_efficiency": 1.0, "launch_us": 0.001, "dense_launches": 30,
                     "expert_launches": 20, "tail_launches": 10},
-        "host": {"_target_": "sim.hardware.Host", "sync_us": 0.0, "issue_us": 0.0, "wake_us": 0.0, "post_us": 0.0},
+        "host": {"_target_": "sim.machine.Host", "sync_us": 0.0, "issue_us": 0.0, "wake_us": 0.0, "post_us": 0.0},
     },
-    "predictor": {"_target_": "sim.policies.lookahead.GateLookahead", "sites": 1, "experts": None},
-    "cache": {"_target_": "sim.policies.caches.LRU", "scope": "global", "initial": "empty", "recency": "needs"},
-    "ram_cache": {"_target_": "sim.policies.caches.LRU"},
-    "precision": {"_target_": "sim.policies.precisions.ScoreThreshold", "high": "fp16", "low": "int4",
+    "predictor": {"_target_": "sim.policies.GateLookahead", "sites": 1, "experts": None},
+    "cache": {"_target_": "sim.policies.LRU", "scope": "global", "initial": "empty", "recency": "needs"},
+    "ram_cache": {"_target_": "sim.policies.LRU"},
+    "precision": {"_target_": "sim.policies.ScoreThreshold", "high": "fp16", "low": "int4",
                   "low_above": 0.5, "skip_above": 0.8, "quantiles": None},
-    "placement": {"_target_": "sim.policies.placements.Load"},
-    "payload": {"_target_": "sim.policies.payloads.Whole"},
-    "loader": {"_target_": "sim.loader.Loader", **vars(Loader(wait="as_ready"))},
+    "placement": {"_target_": "sim.policies.Load"},
+    "payload": {"_target_": "sim.policies.Whole"},
+    "loader": {"_target_": "sim.core.Loader", **vars(Loader(wait="as_ready"))},
 }  # fmt: skip
 STAGED = {"destination": "staging", "staging_slots": 2, "retention": "after_batch"}
 """What the second run's loader does otherwise."""

@@ -18,11 +18,11 @@ from real.calibration.fit import figures, fit_line, roofline_ns
 from real.calibration.measure import Facts, Plan
 from real.calibration.write import Machine, hardware_text
 from real.cuda.runtime import CudaRuntime
-from real.prepare import Prepared, prepare_replay
+from real.setup.prepare import Prepared, prepare_replay
 from real.validation.cases import request_of
-from sim.build import build
-from sim.configure import configure
-from sim.engine import simulate
+from sim.engine.engine import simulate
+from sim.setup.build import build
+from sim.setup.configure import configure
 
 MACHINE = Machine(
     "test_machine", "cpu", "a processor", "torch 9", "2026-01-02", "storage", "a file", 8 << 30, 1 << 30, None

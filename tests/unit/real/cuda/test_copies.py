@@ -14,8 +14,8 @@ from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import CopyEngine, Elsewhere, Pinned
 from real.cuda.runtime import DeviceError
 from real.cuda.slots import DeviceSlots
-from sim.slots import ABSENT, RESIDENT, Slots
-from sim.types import Geometry
+from sim.core.slots import ABSENT, RESIDENT, Slots
+from sim.values.types import Geometry
 
 SIZE = 1000
 BASE = Geometry(2, 2, 1, ("fp16",), (16.0,), (SIZE,), 2 * SIZE)

@@ -18,13 +18,13 @@ from hydra import compose, initialize_config_dir
 import real.cuda.device
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
-from real.execute import measure, replay_driver
-from real.live_run import live_driver, prepare
-from real.prepare import Prepared, prepare_replay, read_request
-from sim.build import ROOT
-from sim.record import Record
-from sim.slots import UNUSED
-from sim.trace import Trace
+from real.live.run import live_driver, prepare
+from real.setup.execute import measure, replay_driver
+from real.setup.prepare import Prepared, prepare_replay, read_request
+from sim.core.slots import UNUSED
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
+from sim.values.record import Record
 
 NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
 """A managed RAM tier of 58 experts, and a link that hands on early."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from real.cuda.copies import Pinned
 from real.cuda.feeder import Feeder
-from sim.slots import RESIDENT
+from sim.core.slots import RESIDENT
 
 PATIENCE_S = 20.0
 

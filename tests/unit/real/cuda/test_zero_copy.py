@@ -12,7 +12,7 @@ from torch import Tensor
 from real.cuda.arena import PinnedArena
 from real.cuda.gather import Gatherer
 from real.cuda.zero_copy import ZeroCopyGatherer, gatherer_bytes, gatherer_of
-from real.settings import Engine
+from real.driver.settings import Engine
 
 ROW_BYTES, NEURONS = 24, 100
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from real.kernels.ahead import SHARED_BYTES, TARGETS, Compiled, main
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 KERNELS = {

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capture.tiny_model import load_model
-from real.experts_swap import ExpertForm, expert_forms
+from capture.tiny.model import load_model
 from real.lossy.replay import Subject
-from sim.build import ROOT, load_trace
-from sim.trace import DECODE, Trace
+from real.store.experts import ExpertForm, expert_forms
+from sim.setup.build import load_trace
+from sim.traces.trace import DECODE, Trace
+from sim.values.places import ROOT
 
 Shorten = Callable[[str, int, int], Trace]
 

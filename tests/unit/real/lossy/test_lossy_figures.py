@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from real.experts_swap import ExpertForm
 from real.lossy.drawing import draw
 from real.lossy.figures import FIGURES, Bench
 from real.lossy.importance import Importance, least_important, profile, search
@@ -23,6 +22,7 @@ from real.lossy.texts import Text
 from real.lossy.variants import Scheme, Variants
 from real.lossy.whole import Whole, changed_dense, row_scores
 from real.quality_figures import main as figures_main
+from real.store.experts import ExpertForm
 
 IDS = torch.tensor([[2, 5], [5, 1], [5, 2], [7, 5]])
 WEIGHTS = torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.6, 0.4]])

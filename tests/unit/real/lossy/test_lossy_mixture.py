@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from real.asked import Asked
-from real.experts_swap import ExpertForm, compute_all, swapped_experts
 from real.kernels.quantise import dequantise, quantise, quantise_channels
+from real.live.asked import Asked
 from real.lossy.mixture import LEFT_OUT, Served, all_at, mix, mixing
 from real.lossy.paused import PausedModel, served_by
 from real.lossy.variants import Scheme, Variants
+from real.store.experts import ExpertForm, compute_all, swapped_experts
 
 ROWS = 9
 

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 import torch
 
-from real.experts_swap import expert_forms, swapped_experts
 from real.lossy.assess import check_may_close, is_lossless
 from real.lossy.loss import quality_of, token_losses
 from real.lossy.mixture import all_at, mixing
@@ -27,11 +26,12 @@ from real.lossy.replay import (
 )
 from real.lossy.texts import Reading, Text, read_whole
 from real.lossy.variants import Variants
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
-from sim.run import Run
-from sim.types import Outcome
+from real.store.experts import expert_forms, swapped_experts
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
+from sim.values.types import Outcome
 
 LOSSY = ("system=hobbit", "precision=hobbit_int8", "budget.resident_share=0.25")
 LOSSLESS = ("system=lru", "budget.resident_share=0.25")

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from capture.tiny_model import load_model
-from real.experts_swap import ExpertForm, expert_forms, swapped_experts
+from capture.tiny.model import load_model
 from real.lossy.mixture import all_at, mixing
 from real.lossy.sparse import WHERE, ActivationSample, quantiles, require_gated, sparse_forward, sparse_output
 from real.lossy.variants import Variants
-from sim.build import ROOT
+from real.store.experts import ExpertForm, expert_forms, swapped_experts
+from sim.values.places import ROOT
 
 
 def _hidden(rows: int = 6) -> torch.Tensor:

@@ -17,14 +17,14 @@ from real.closed_loop import main as closed_main
 from real.lossy.harness import AsWanted
 from real.quality import main as quality_main
 from real.quality_fit import main as fit_main
-from sim.build import build
-from sim.configure import configure
-from sim.execute import execute
 from sim.fitting.artefact import Artefact, read_artefact, write_artefact
 from sim.fitting.fits import shape_of
 from sim.pareto import main as pareto_main
 from sim.policies.precisions import ScoreThreshold
-from sim.trace import Trace, trace_sha256
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
+from sim.traces.trace import Trace, trace_sha256
 
 
 def _artefact(of: Trace, folder: Path, **changes: Any) -> Path:

@@ -22,9 +22,9 @@ from real.quality import main as quality_main
 from real.quality import print_quality
 from real.quality_front import cells_of, draw, main, points_of, print_points, rank_correlation, sentences
 from real.validation.closed import as_lines
-from sim.labels import Labels
-from sim.paired import paired
 from sim.pareto import read
+from sim.results.labels import Labels
+from sim.results.paired import paired
 from sim.study.cells import plan_cells
 from sim.study.conduct import axes_of
 from sim.study.dataset import Dataset

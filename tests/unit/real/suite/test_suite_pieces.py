@@ -13,12 +13,12 @@ from hydra.utils import instantiate
 
 import real.suite.runs as runs
 from real.calibrate import Asked, plan_of
-from real.prepare import weights_folder
+from real.setup.prepare import weights_folder
 from real.suite.context import Cells, Context, Deadline, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT, piece_of
 from real.suite.sizes import RUNS, SIZES
 from real.validation.cases import request_of
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 
 def outcome(name: str) -> dict[str, Any]:

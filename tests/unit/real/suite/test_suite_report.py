@@ -10,7 +10,7 @@ import pytest
 from real.suite.context import Context
 from real.suite.report import gathers, targets
 from real.suite.runs import rates
-from sim.record import Record
+from sim.values.record import Record
 
 
 def row(operator: str, median_ns: float, read_bytes: int, share: float, shape: str = "mixtral") -> dict[str, Any]:

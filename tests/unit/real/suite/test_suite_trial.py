@@ -13,7 +13,7 @@ import pytest
 from real.suite.__main__ import main
 from real.suite.bundle import is_read
 from real.suite.trial import trial
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def test_a_machine_without_any_package_is_told_of_each(unpacked: Path) -> None:
 def test_a_module_that_a_piece_imports_inside_a_function_is_tried_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "real.live_run", None)
+    monkeypatch.setitem(sys.modules, "real.live.run", None)
     monkeypatch.setattr("real.suite.__main__.missing", lambda device: [])
     assert main(["missing", "device=host", "size=tiny"]) == 1
     told = capsys.readouterr().out
-    assert "real.live_run cannot be imported (ModuleNotFoundError: import of real.live_run halted" in told
+    assert "real.live.run cannot be imported (ModuleNotFoundError: import of real.live.run halted" in told
     assert "unpack the bundle anew" in told
     # Nothing is run, either.
     assert main(["device=host", "size=tiny", "output=nowhere"]) == 2
-    assert "error: real.live_run cannot be imported" in capsys.readouterr().err
+    assert "error: real.live.run cannot be imported" in capsys.readouterr().err
     assert not Path("nowhere").exists()
 
 
@@ -80,7 +80,7 @@ def test_a_system_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_words: object) -> None:
         raise ValueError("no trace here")
 
-    monkeypatch.setattr("real.prepare.prepare_replay", refuse)
+    monkeypatch.setattr("real.setup.prepare.prepare_replay", refuse)
     assert trial("tiny") == [
         "lru does not run on device=null (ValueError: no trace here)",
         "floe does not run on device=null (ValueError: no trace here)",

@@ -14,7 +14,7 @@ import real.suite.needs as needs
 from real.suite.__main__ import main, parse
 from real.suite.bundle import bundle, is_read, tracked
 from real.suite.needs import Missing, advice, missing, pack
-from sim.build import ROOT
+from sim.values.places import ROOT
 
 
 @pytest.mark.parametrize(

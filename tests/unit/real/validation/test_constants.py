@@ -6,7 +6,7 @@ import pytest
 
 from real.validation.cases import measure_run, request_of, simulated
 from real.validation.constants import Constants, MeasuredDurations
-from sim.types import HostCosts, Step
+from sim.values.types import HostCosts, Step
 
 EXPERT = ("expert", 0, True)
 
@@ -56,7 +56,7 @@ def test_on_the_null_device_nominal_times_and_the_hosts_come_back(system: str) -
 
 
 def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> None:
-    from real.prepare import prepare_replay
+    from real.setup.prepare import prepare_replay
 
     request = request_of(WORDS, "hobbit", 0.5)
     constants = Constants.learn(measure_run(request_of(WORDS, "lru", 0.5), 0.5, "lru").pairs)

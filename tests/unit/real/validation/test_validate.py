@@ -13,7 +13,7 @@ import real.validation.cases as cases
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
-from sim.interrupts import Terminated
+from sim.process.interrupts import Terminated
 
 WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 

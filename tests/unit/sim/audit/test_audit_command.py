@@ -18,9 +18,9 @@ import pytest
 from sim.audit.__main__ import audit, main
 from sim.audit.files import COLUMNS, RunFiles, read_run
 from sim.audit.rules import flat, is_number
-from sim.build import ROOT
-from sim.execute import execute
-from sim.outputs import write_outputs
+from sim.results.outputs import write_outputs
+from sim.setup.execute import execute
+from sim.values.places import ROOT
 from unit.sim.worked import make_run
 
 NOT_RECOMPUTED = {
@@ -191,7 +191,7 @@ def test_it_is_a_command_that_needs_nothing_else_of_the_project(folder: Path) ->
         [sys.executable, "-c", f"{told}; {code}", str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert all(name.startswith(("sim.audit", "sim.interrupts")) for name in eval(done.stdout.splitlines()[-1]))
+    assert all(name.startswith(("sim.audit", "sim.process.interrupts")) for name in eval(done.stdout.splitlines()[-1]))
 
 
 def test_of_each_table_only_columns_that_a_run_has_are_read(folder: Path) -> None:

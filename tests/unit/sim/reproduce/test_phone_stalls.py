@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
 from sim.reproduce.phone import Constants, PhoneError, errors, fit, layer_stall_ms, read_run
+from sim.values.places import ROOT
 
 FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
 GATE = 884_736

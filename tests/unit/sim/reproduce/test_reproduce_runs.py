@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sim.build import ROOT
 from sim.reproduce import report
 from sim.reproduce.__main__ import asked, main, outcomes_of
 from sim.reproduce.arms import WRONG, Arm, ArmError, Job, composed, expand
@@ -19,6 +18,7 @@ from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import counts, verdict_of
+from sim.values.places import ROOT
 
 EXPERT_BYTES = 352_321_536
 

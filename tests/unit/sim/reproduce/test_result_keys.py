@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from sim.build import ROOT
 from sim.reproduce import keys
 from sim.reproduce.arms import Arm, Job, composed
 from sim.reproduce.experiments import Runner
@@ -21,6 +20,7 @@ from sim.reproduce.keys import Code, narrow_key
 from sim.reproduce.roles import load_paper
 from sim.study.cells import make_cell
 from sim.study.plan import Plan
+from sim.values.places import ROOT
 
 FILES = {
     "house/__init__.py": '"""A house."""\n',
@@ -107,7 +107,7 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout))
-    assert {"sim.engine", "sim.reproduce.wrong"} <= loaded
+    assert {"sim.engine.engine", "sim.reproduce.wrong"} <= loaded
     assert loaded <= keys.OWN.reached(["sim.reproduce.measured", *keys.target_modules(config)])
 
 

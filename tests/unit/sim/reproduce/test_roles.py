@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from sim.build import ROOT
 from sim.reproduce.roles import PAPERS, ROLES, SCORED, RolesError, _check, _claim, load_paper, spread
+from sim.values.places import ROOT
 
 FACTS = ROOT / ".." / "shared" / "facts" / "claims.csv"
 COUNTS = {"hobbit": 118, "edgemoe": 82, "fate": 78, "floe": 307}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.build import ROOT
 from sim.reproduce.experiments import points_of
 from sim.reproduce.identities import model
 from sim.reproduce.recorded import GAINS, with_recorded
 from sim.reproduce.roles import load_paper
+from sim.values.places import ROOT
 
 TINY = ROOT / "capture/assets/traces/tiny_mixtral"
 

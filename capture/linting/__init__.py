@@ -1,0 +1,1 @@
+"""What a user of a trace should know before trusting it."""

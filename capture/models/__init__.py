@@ -1,0 +1,1 @@
+"""How MoE layers, routers, norms and experts are found in a transformers model."""

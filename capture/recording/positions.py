@@ -1,0 +1,170 @@
+"""Which token each row of a step is: phase, sequence, position, token id, and whether it is a real token.
+
+Everything stays on the model's device and nothing here waits for it, so that the bookkeeping of a step costs a few
+small kernels and no synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from capture.models.discover import CaptureError
+from sim.traces.trace import CHUNK, DECODE, PREFILL
+
+GREEDY_REMEDY = "use plain greedy decoding (num_beams=1, num_return_sequences=1, no assistant or prompt lookup)"
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """One forward call of one stack; T = ``count`` = batch x tokens rows, row-major. ``position`` is -1 in rows not
+    ``valid``.
+    """
+
+    number: int
+    phase: int
+    side: str
+    count: int
+    sequence: torch.Tensor
+    position: torch.Tensor
+    token: torch.Tensor
+    valid: torch.Tensor
+
+
+class PositionTracker:
+    """Follows the sequences of a run through its steps.
+
+    Each prefill (a call without cache, or of an encoder) starts as many new sequences as it has rows in the batch,
+    numbered from 0 in order of appearance. Positions count the real tokens of a sequence, so any padding is skipped;
+    behind an encoder they count on from the prompt. A row is not valid where the mask is 0 and, in decode, from the
+    time that one of ``eos_token_ids`` was fed to its sequence.
+    """
+
+    def __init__(self, eos_token_ids: Collection[int], behind_encoder: bool) -> None:
+        self._eos = sorted(eos_token_ids)
+        self._behind_encoder = behind_encoder
+        self._num_steps = 0
+        self._num_sequences = 0
+        self._first_sequence = 0
+        self._cached = 0
+        self._seen = torch.zeros(0, dtype=torch.long)
+        self._ended = torch.zeros(0, dtype=torch.bool)
+        self._last_valid = torch.zeros(0, 0, dtype=torch.bool)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self._num_steps
+
+    def step(self, side: str, tokens: torch.Tensor, mask: object, past: int, *, encoder: bool) -> StepRows:
+        """The rows of a call with ``tokens`` [B, S] (ids, -1 if unknown) on a cache of ``past`` positions."""
+        batch, count = tokens.shape
+        starts = encoder or (past == 0 and not self._behind_encoder)
+        phase = PREFILL if starts else DECODE if count == 1 or self._behind_encoder else CHUNK
+        valid = _valid(mask, past, tokens)
+        if starts:
+            self._start(batch, tokens.device)
+        else:
+            self._check_goes_on(batch, past)
+        if phase == DECODE and self._eos:
+            for eos in self._eos:
+                self._ended = self._ended | (tokens[:, -1] == eos)
+            valid = valid & ~self._ended[:, None]
+        position = self._seen[:, None] + valid.long().cumsum(-1) - 1
+        self._seen = self._seen + valid.sum(-1)
+        self._cached = 0 if encoder else past + count
+        self._last_valid = valid
+        sequence = self._first_sequence + torch.arange(batch, device=tokens.device)
+        rows = StepRows(
+            number=self._num_steps,
+            phase=phase,
+            side=side,
+            count=batch * count,
+            sequence=sequence[:, None].expand(batch, count).reshape(-1),
+            position=torch.where(valid, position, -1).reshape(-1),
+            token=tokens.reshape(-1),
+            valid=valid.reshape(-1),
+        )
+        self._num_steps += 1
+        return rows
+
+    def _start(self, batch: int, device: torch.device) -> None:
+        self._first_sequence, self._num_sequences = self._num_sequences, self._num_sequences + batch
+        self._seen = torch.zeros(batch, dtype=torch.long, device=device)
+        self._ended = torch.zeros(batch, dtype=torch.bool, device=device)
+
+    def _check_goes_on(self, batch: int, past: int) -> None:
+        if len(self._seen) != batch:
+            what = "the encoder read" if self._behind_encoder else "a cache of"
+            raise CaptureError(
+                f"a step of {batch} rows, but {what} {len(self._seen)} sequences: beams and reordered batches cannot "
+                f"be recorded; {GREEDY_REMEDY}"
+            )
+        if past != self._cached:
+            raise CaptureError(
+                f"a step on a cache of {past} positions after one that left {self._cached}: speculative decoding, "
+                f"rolled-back and interleaved runs cannot be recorded; {GREEDY_REMEDY}"
+            )
+
+    def rolled_back(self, removed: int) -> None:
+        """The last ``removed`` positions were taken out of the cache: no real token may be among them."""
+        columns = self._last_valid[:, -removed:] if removed else self._last_valid[:, :0]
+        if removed > self._last_valid.shape[1] or bool(columns.any()):
+            raise CaptureError(
+                f"{removed} positions with recorded tokens were cropped from the cache: speculative decoding cannot be "
+                f"recorded; {GREEDY_REMEDY}"
+            )
+        self._cached -= removed
+
+
+class CacheGuard:
+    """Watches a key-value cache for what a recording cannot follow, and leaves it as it was when released."""
+
+    def __init__(self, cache: Any, tracker: PositionTracker) -> None:
+        self.cache = cache
+        self._tracker = tracker
+        self._wrapped = [name for name in ("reorder_cache", "crop") if hasattr(cache, name)]
+        for name, wrapper in (("reorder_cache", self._reorder), ("crop", self._crop(getattr(cache, "crop", None)))):
+            if name in self._wrapped:
+                setattr(cache, name, wrapper)
+
+    def release(self) -> None:
+        for name in self._wrapped:
+            self.cache.__dict__.pop(name, None)
+
+    def _reorder(self, *_args: object, **_kwargs: object) -> None:
+        raise CaptureError(f"the cache is reordered: beams cannot be recorded; {GREEDY_REMEDY}")
+
+    def _crop(self, crop: Callable[..., None] | None) -> Callable[..., None]:
+        def wrapper(*args: object, **kwargs: object) -> None:
+            # generate() itself crops the step that it ran ahead of its stopping check.
+            before = int(self.cache.get_seq_length())
+            assert crop is not None
+            crop(*args, **kwargs)
+            self._tracker.rolled_back(before - int(self.cache.get_seq_length()))
+
+        return wrapper
+
+
+def _valid(mask: object, past: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Which of this step's tokens [B, S] are real, from a mask of two or four dimensions."""
+    batch, count = tokens.shape
+    if isinstance(mask, dict):
+        # One mask for each kind of layer; all hide the same padding from a token itself.
+        mask = next((item for item in mask.values() if isinstance(item, torch.Tensor) and item.dim() == 4), None)
+    if mask is None:
+        return torch.ones((batch, count), dtype=torch.bool, device=tokens.device)
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] in (past + count, count):
+        return mask[:, -count:].to(tokens.device) != 0
+    if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[-1] >= past + count:
+        # A padding row does not even attend to itself.
+        own = mask[:, 0].diagonal(offset=past, dim1=-2, dim2=-1)[:, :count]
+        return (own if own.dtype == torch.bool else own == 0).expand(batch, count).to(tokens.device)
+    found = f"a tensor {list(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise CaptureError(
+        f"the attention mask is {found}: padding cannot be told from [batch, tokens] = {[batch, count]} on {past} "
+        "cached; use a mask of 2 or 4 dimensions, or none"
+    )

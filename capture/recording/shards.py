@@ -1,0 +1,103 @@
+"""The directory in which an unfinished capture lies, so that it can be killed at any time and go on.
+
+Each shard is one file of tensors with a few facts, written beside its place and renamed: it is there whole, or not at
+all. ``run.json`` says what is being captured; another run is not continued by mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+
+from capture.models.discover import CaptureError
+
+RUN_FILE = "run.json"
+
+
+class Shards:
+    """Shards of the capture that ends in ``output_dir``; they lie beside it until it is complete.
+
+    ``identity`` is everything that decides what is recorded. Raise `CaptureError` if the directory holds the shards of
+    a run with another identity.
+    """
+
+    def __init__(self, output_dir: Path, identity: Mapping[str, Any]) -> None:
+        self.directory = output_dir.parent / f".{output_dir.name}.capture"
+        self._tell(json.loads(json.dumps(identity)))
+
+    def _tell(self, identity: dict[str, Any]) -> None:
+        place = self.directory / RUN_FILE
+        if place.exists():
+            try:
+                found = json.loads(place.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise CaptureError(f"{place}: cannot be read ({error}); remove {self.directory}") from None
+            if not isinstance(found, dict) or found != identity:
+                keys = sorted(key for key in {*identity, *found} if found.get(key) != identity.get(key))
+                raise CaptureError(
+                    f"{self.directory} holds an unfinished capture that differs in {', '.join(keys)}; finish that one, "
+                    "choose another output_dir, or remove it"
+                )
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._replace(place, json.dumps(identity, indent=1, sort_keys=True).encode())
+
+    def has(self, name: str) -> bool:
+        return self._place(name).exists()
+
+    def save(self, name: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a shard; after this call it survives the death of the process."""
+        whole = {key: values.contiguous() for key, values in tensors.items()}
+        content = safetensors.torch.save(whole, metadata={"facts": json.dumps(facts)})
+        self._replace(self._place(name), content)
+
+    def site(self, name: str, key: str, site: int) -> torch.Tensor | None:
+        """One site's part of a tensor [N, S, ..] of a shard, read alone; None if the shard has no such tensor."""
+        with self._opened(name) as shard:
+            return shard.get_slice(key)[:, site] if key in shard.keys() else None  # noqa: SIM118
+
+    def rows(self, name: str, key: str, begin: int, end: int) -> torch.Tensor:
+        """Rows of a tensor of a shard, read alone."""
+        with self._opened(name) as shard:
+            return shard.get_slice(key)[begin:end]  # type: ignore[no-any-return]
+
+    def tensor(self, name: str, key: str) -> torch.Tensor:
+        with self._opened(name) as shard:
+            return shard.get_tensor(key)  # type: ignore[no-any-return]
+
+    def has_tensor(self, name: str, key: str) -> bool:
+        with self._opened(name) as shard:
+            return key in shard.keys()  # noqa: SIM118
+
+    def facts(self, name: str) -> dict[str, Any]:
+        with self._opened(name) as shard:
+            return json.loads(shard.metadata()["facts"])  # type: ignore[no-any-return]
+
+    def remove(self) -> None:
+        """The capture is complete."""
+        shutil.rmtree(self.directory)
+
+    def _opened(self, name: str) -> Any:
+        try:
+            return safe_open(self._place(name), framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CaptureError(f"{self._place(name)}: {error}; remove it, and it is recorded again") from None
+
+    def _place(self, name: str) -> Path:
+        return self.directory / f"{name}.safetensors"
+
+    def _replace(self, place: Path, content: bytes) -> None:
+        draft = place.with_name(f"{place.name}.draft")
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, place)

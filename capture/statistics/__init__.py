@@ -1,0 +1,1 @@
+"""Statistics of gates: computed from traces or models, beside what papers print."""

@@ -1,0 +1,150 @@
+"""The rows of a trace that statistics are taken of, and what they share.
+
+Axes of arrays, always in this order: N token-row, S site, K chosen expert, E expert. Rows stand sequence by sequence,
+in order of position. Experts of -1 are no choice and never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.traces.trace import DECODE, Header, Trace, TraceError, read_trace
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.signedinteger[Any]]
+
+PHASES = ("decode", "prompt", "all")
+
+
+class Unavailable(ValueError):
+    """A statistic that a trace cannot serve; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Valid rows of one trace: `header`, the columns of `sim.traces.trace.Trace` and the trace's directory, if it has one."""
+
+    trace: Trace
+    directory: Path | None = None
+
+    @property
+    def header(self) -> Header:
+        return self.trace.header
+
+    @property
+    def ids(self) -> Ints:
+        return self.trace.ids
+
+    @property
+    def num_experts(self) -> int:
+        return self.trace.header.model.experts
+
+    @property
+    def sites(self) -> list[int]:
+        """The sites that at least one row visits."""
+        return np.flatnonzero((self.ids >= 0).any((0, 2))).tolist()
+
+    @cached_property
+    def first_row(self) -> Ints:
+        """Of each row, the first row of its sequence, [N]."""
+        starts = np.flatnonzero(np.diff(self.trace.sequence, prepend=-1))
+        return np.repeat(starts, np.diff(np.append(starts, len(self.trace.sequence))))
+
+    @cached_property
+    def top(self) -> Ints:
+        """The expert with the largest weight, of equal ones the lowest; -1 where there is none, [N, S]."""
+        weights = np.where(self.ids >= 0, self.trace.weights, -1.0)
+        best = weights.max(-1, keepdims=True)
+        candidates = np.where((weights == best) & (self.ids >= 0), self.ids, np.iinfo(np.int16).max)
+        lowest = candidates.min(-1)
+        return np.where((self.ids >= 0).any(-1), lowest, -1)
+
+    def pairs(self, lag: int) -> tuple[Ints, Ints]:
+        """Rows of one sequence whose positions differ by ``lag``: the earlier ones, the later ones."""
+        # Rows may be missing in between, so places are looked up: sequence and position as one ascending number.
+        place = (self.trace.sequence.astype(np.int64) << 32) + self.trace.position
+        there = np.minimum(np.searchsorted(place, place + lag), len(place) - 1)
+        here = np.flatnonzero(place[there] == place + lag)
+        return here, there[here]
+
+    def members(self, site: int) -> Bools:
+        """Which experts each row selects at a site, [N, E]."""
+        return membership(self.ids[:, site], self.num_experts)
+
+    def last_use(self, site: int) -> tuple[Bools, Ints]:
+        """`members`, and by row and expert the latest row up to and with this one that selects it; rows of other
+        sequences, and none at all, are below `first_row`.
+        """
+        member = self.members(site)
+        used = np.where(member, np.arange(len(member), dtype=np.int32)[:, None], np.int32(-1))
+        return member, np.maximum.accumulate(used, axis=0)
+
+    def split(self, name: str) -> Bools:
+        """Rows of the sequences of a split, [N]."""
+        numbers = [item.sequence for item in self.header.sequences if item.split == name]
+        return np.isin(self.trace.sequence, numbers)
+
+
+def membership(ids: Ints, num_experts: int) -> Bools:
+    """Boolean [N, E], true at the ``ids`` [N, K] that are not -1."""
+    member = np.zeros((len(ids), num_experts + 1), np.bool_)
+    np.put_along_axis(member, np.where(ids >= 0, ids, num_experts).astype(np.int64), True, -1)
+    return member[:, :num_experts]
+
+
+def take(trace: Trace, phase: str = "decode", exclude: Collection[str] = (), directory: Path | None = None) -> Sample:
+    """The valid rows of a phase (`decode`, `prompt` or `all`), without sequences that carry a flag of ``exclude``.
+
+    Raise `Unavailable` where there are none.
+    """
+    kept = [
+        item.sequence for item in trace.header.sequences if not any(item.flags.get(flag, False) for flag in exclude)
+    ]
+    rows = trace.valid & np.isin(trace.sequence, kept)
+    if phase != "decode" and trace.header.prefill == "counts":
+        raise Unavailable("the trace keeps prompts as counts of tokens, not as rows; capture it with prefill=rows")
+    if phase != "all":
+        rows = rows & ((trace.phase == DECODE) == (phase == "decode"))
+    chosen = np.flatnonzero(rows)
+    if not len(chosen):
+        left = f" of the {len(kept)} sequences left by exclude={','.join(exclude)}" if exclude else ""
+        raise Unavailable(f"the trace has no {'' if phase == 'all' else phase + ' '}rows{left}")
+    chosen = chosen[np.argsort(trace.sequence[chosen], kind="stable")]
+    columns: dict[str, Any] = {
+        name: value[chosen] for name, value in vars(trace).items() if isinstance(value, np.ndarray)
+    }
+    ahead = {norm: scores[chosen] for norm, scores in trace.lookahead.items()}
+    return Sample(replace(trace, **columns, lookahead=ahead), directory)
+
+
+def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[Any]]]:
+    """The tensors of each of the trace's files whose path begins with ``name``. Raise `Unavailable` without any.
+
+    The files' sha256 are the header's: `read_trace` has checked them.
+    """
+    paths = [path for path in sorted(sample.header.files) if path.startswith(name)]
+    if sample.directory is None or not paths:
+        raise Unavailable(f"the trace has no file {name}*; capture it with hidden_sequences= and sparsities=")
+    try:
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise Unavailable("safetensors is not installed (pip install -e '.[model]')") from None
+    for path in paths:
+        try:
+            yield load_file(sample.directory / path)
+        except Exception as error:
+            # safetensors raises an exception of its own without a public name.
+            raise TraceError(path, "content", str(error), "must be a safetensors file") from None
+
+
+def read_sample_source(directory: Path) -> Trace:
+    """The trace with every column that it has."""
+    return read_trace(directory, "all")

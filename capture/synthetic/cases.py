@@ -1,0 +1,106 @@
+"""Real traces as the check of the synthesiser takes them: equal sequences, a half to fit and one to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from capture.statistics.gating_stats import Floats
+from capture.synthetic.targets import Gates
+from sim.traces.routing import RoutingRule
+from sim.traces.trace import DECODE, Trace, read_trace
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A real trace, cut to equal sequences, and its gates by split."""
+
+    trace: Trace
+    fit: Gates
+    eval: Gates
+    has_lookahead: bool
+
+    @property
+    def name(self) -> str:
+        return self.trace.header.model.name
+
+    @property
+    def rule(self) -> RoutingRule:
+        """As recorded. Where only choices were: softmax shares of the chosen, if their weights sum to 1."""
+        rule = self.trace.header.sites[0].rule
+        if rule is not None:
+            return rule
+        if not np.allclose(self.fit.weights.sum(-1), 1, atol=0.01):
+            name = self.trace.header.name
+            raise ValueError(f"trace {name} states no routing rule and its weights do not sum to 1; record one")
+        return RoutingRule(score="softmax", weight="norm")
+
+    @property
+    def longest_lag(self) -> int:
+        return 64 if self.fit.experts.shape[1] > 128 else 32
+
+
+def load_case(directory: Path, sequences: int, tokens: int) -> Case:
+    """The first ``sequences`` of each split that have ``tokens`` decode tokens and no repetition, cut to that many."""
+    trace = read_trace(directory)
+    if "lookahead" in trace.header.columns:
+        trace = read_trace(directory, ["lookahead"])
+    numbers: list[int] = []
+    for split in ("fit", "eval"):
+        able = [
+            item.sequence
+            for item in trace.header.sequences
+            if item.split == split and item.decode_tokens >= tokens and not item.flags.get("has_repetition")
+        ]
+        if len(able) < 2:
+            raise ValueError(f"{directory}: {len(able)} {split} sequences have {tokens} tokens, need 2; lower tokens=")
+        numbers += able[:sequences]
+    trace = cut(trace, numbers, tokens)
+    inputs = _kept_inputs(directory, trace)
+    fit, evaluated = (_gates(trace, split, tokens) for split in ("fit", "eval"))
+    return Case(trace, replace(fit, inputs=inputs), evaluated, bool(trace.lookahead))
+
+
+def cut(trace: Trace, numbers: Sequence[int], tokens: int) -> Trace:
+    """The named sequences alone, with their first ``tokens`` decode rows; prompts whole."""
+    keep = np.isin(trace.sequence, numbers) & trace.valid
+    for number in numbers:
+        decoded = np.flatnonzero(keep & (trace.sequence == number) & (trace.phase == DECODE))
+        keep[decoded[tokens:]] = False
+    own = [item for item in trace.header.sequences if item.sequence in numbers]
+    header = replace(trace.header, sequences=tuple(replace(item, decode_tokens=tokens) for item in own))
+    names = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
+    columns = {name: getattr(trace, name)[keep] for name in names}
+    return Trace(header, **columns, lookahead={norm: scores[keep] for norm, scores in trace.lookahead.items()})
+
+
+def _gates(trace: Trace, split: str, tokens: int) -> Gates:
+    numbers = [item.sequence for item in trace.header.sequences if item.split == split]
+    rows = np.flatnonzero(np.isin(trace.sequence, numbers) & (trace.phase == DECODE))
+    rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+    shape = (len(numbers), tokens, trace.header.model.sites)
+    order = np.argsort(-trace.weights[rows], axis=-1, kind="stable")
+    ids = np.take_along_axis(trace.ids[rows].astype(np.int64), order, -1).reshape(*shape, -1)
+    weights = np.take_along_axis(trace.weights[rows], order, -1).reshape(*shape, -1)
+    raw = trace.lookahead.get("raw")
+    ahead: Callable[[int], Floats] | None = None
+    if raw is not None:
+        known = raw[rows].reshape(*shape, *raw.shape[2:])
+        ahead = lambda distance: known[:, :, :-distance, distance - 1]  # noqa: E731
+    return Gates(trace.header.model.experts, ids, weights, ahead)
+
+
+def _kept_inputs(directory: Path, trace: Trace) -> Floats | None:
+    """Gate inputs [S, T, L, H] of the fit sequences that keep them, None if none does."""
+    from safetensors.numpy import load_file
+
+    found = []
+    for item in trace.header.sequences:
+        path = directory / "hidden" / f"sequence_{item.sequence:03d}.safetensors"
+        if item.split == "fit" and path.exists():
+            tensors = load_file(path)
+            found.append(tensors["gate_in"].astype(np.float32) * tensors["scale"][..., None])
+    return np.stack(found) if found else None

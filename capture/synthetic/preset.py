@@ -1,0 +1,238 @@
+"""Presets of the synthesiser: a model's shape, the published statistics it is fitted to, and the fit that came out.
+
+``capture/presets/NAME.yaml`` is written by hand; ``capture/presets/fitted/NAME.json`` by ``python -m
+capture.calibrate like=NAME``, one fit for each reading of the published numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from capture.synthetic.gate_walk import Walk
+from capture.synthetic.targets import STATISTICS
+from sim.traces.header import ModelShape
+from sim.traces.routing import RoutingRule
+from sim.values.places import PRESETS
+from sim.values.units import require_number
+
+FOLDER = PRESETS
+FITTED = FOLDER / "fitted"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A published statistic. ``uncertainty`` is a half-width: spread over data sets, rounding, or how vague it is.
+
+    ``knob`` is what reaches it, ``within`` its range; a target without one is only compared. ``borrowed`` names the
+    model that it was really measured on; ``readings`` those for which it holds (none named: all).
+    """
+
+    statistic: str
+    value: float
+    uncertainty: float
+    source: str
+    knob: str | None = None
+    within: tuple[float, float] | None = None
+    borrowed: str | None = None
+    readings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.statistic not in STATISTICS:
+            raise ValueError(f"unknown statistic {self.statistic!r}; known: {', '.join(STATISTICS)}")
+        if self.knob is not None and self.knob not in KNOBS:
+            raise ValueError(f"target {self.statistic}: unknown knob {self.knob!r}; known: {', '.join(KNOBS)}")
+        if (self.knob is None) != (self.within is None):
+            raise ValueError(f"target {self.statistic}: give both knob and within (its range), or neither")
+        if self.within is not None and not self.within[0] < self.within[1]:
+            raise ValueError(f"target {self.statistic}: within={list(self.within)} must be [low, high]")
+        require_number(f"target {self.statistic}: value", self.value)
+        if not self.uncertainty > 0:
+            raise ValueError(f"target {self.statistic}: uncertainty={self.uncertainty} must be above 0")
+
+
+KNOBS = tuple(item.name for item in fields(Walk))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model to be like. ``layers`` are the numbers of its MoE layers in each stack, the encoder's first, if any.
+
+    ``readings`` say what each reading of the published numbers means; the first is the default. ``assumed`` are knobs
+    that no target moves.
+    """
+
+    name: str
+    shape: ModelShape
+    rule: RoutingRule
+    layers: tuple[tuple[int, ...], ...]
+    assumed: Mapping[str, float]
+    readings: Mapping[str, str]
+    targets: tuple[Target, ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if unknown := set(target.readings) - set(self.readings):
+                raise ValueError(
+                    f"preset {self.name}: target {target.statistic} has unknown readings {sorted(unknown)}"
+                )
+        for reading in self.readings:
+            knobs = [target.knob for target in self.targets_of(reading) if target.knob]
+            if twice := sorted({knob for knob in knobs if knobs.count(knob) > 1}):
+                raise ValueError(f"preset {self.name}, reading {reading}: two targets move {', '.join(twice)}")
+        self.rule.check_experts(self.shape.experts, self.shape.top_k)
+
+    def targets_of(self, reading: str) -> tuple[Target, ...]:
+        return tuple(target for target in self.targets if not target.readings or reading in target.readings)
+
+    def reading(self, name: str | None) -> str:
+        """``name`` if it is a reading of this preset, the default for None; else raise ValueError."""
+        if name is None:
+            return next(iter(self.readings))
+        if name not in self.readings:
+            known = "; ".join(f"{key} ({meaning})" for key, meaning in self.readings.items())
+            raise ValueError(f"unknown reading={name} of {self.name}; known: {known}")
+        return name
+
+    @property
+    def start(self) -> Walk:
+        """The knobs before any fit: what is assumed, and the middle of each range."""
+        return replace(Walk(), **dict(self.assumed))  # type: ignore[arg-type]
+
+
+def _files() -> dict[str, Path]:
+    """The file of each preset; a family's file holds several."""
+    found: dict[str, Path] = {}
+    for path in sorted(FOLDER.glob("*.yaml")):
+        text = _plain(path)
+        for name in text.get("members", {path.stem: None}):
+            found[str(name)] = path
+    return found
+
+
+@cache
+def _plain(path: Path) -> dict[str, Any]:
+    """The file's content, read once; callers copy what they change."""
+    value = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(value, dict)
+    return {str(key): item for key, item in value.items()}
+
+
+def preset_names() -> tuple[str, ...]:
+    """What ``like=`` may name."""
+    return tuple(sorted(_files()))
+
+
+def load_preset(name: str) -> Preset:
+    """The preset ``name``. Raise ValueError if there is none, or if its file breaks a rule."""
+    files = _files()
+    if name not in files:
+        raise ValueError(f"unknown like={name}; known: {', '.join(sorted(files))}")
+    text = dict(_plain(files[name]))
+    members = text.pop("members", {name: {}})
+    text |= {key: value for key, value in (members[name] or {}).items() if key != "targets"}
+    text["targets"] = [*text["targets"], *(members[name] or {}).get("targets", [])]
+    try:
+        return _preset(name, text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{files[name]}: preset {name}: {error!r}; correct the file") from error
+
+
+def _preset(name: str, text: Mapping[str, Any]) -> Preset:
+    layers = tuple(tuple(range(*item)) for item in text["layers"])
+    sizes = {key: text[key] for key in ("experts", "top_k", "hidden", "expert_intermediate")}
+    shape = ModelShape(f"synthetic_{name}", text["architecture"], sum(map(len, layers)), **sizes)
+    targets = [Target(**_tuples(item)) for item in text["targets"]]
+    return Preset(
+        name, shape, RoutingRule(**text["rule"]), layers, text.get("assumed", {}), text["readings"], tuple(targets),
+        text.get("note", ""),
+    )  # fmt: skip
+
+
+def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
+
+
+# Fits
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """A row of a fit table: the target, and mean and deviation of what fresh seeds achieve."""
+
+    target: Target
+    achieved: float
+    deviation: float
+
+    @property
+    def residual(self) -> float:
+        return self.achieved - self.target.value
+
+    @property
+    def is_reached(self) -> bool:
+        """Within the uncertainty of the target, widened by the deviation from seed to seed."""
+        return abs(self.residual) <= self.target.uncertainty + self.deviation
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a calibration found: the knobs, and a table of all targets of the reading."""
+
+    walk: Walk
+    rows: tuple[FitRow, ...]
+    sequences: int
+    tokens: int
+
+
+def write_fits(preset: Preset, fits: Mapping[str, Fit]) -> Path:
+    """Store the fits of a preset, by reading; the ones of other readings stay."""
+    path = FITTED / f"{preset.name}.json"
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for reading, fit in fits.items():
+        stored[reading] = {
+            "sequences": fit.sequences,
+            "tokens": fit.tokens,
+            "knobs": {name: getattr(fit.walk, name) for name in KNOBS},
+            "table": [
+                {
+                    "statistic": row.target.statistic,
+                    "target": row.target.value,
+                    "uncertainty": row.target.uncertainty,
+                    "source": row.target.source,
+                    "borrowed": row.target.borrowed,
+                    "knob": row.target.knob,
+                    "achieved": round(row.achieved, 5),
+                    "deviation": round(row.deviation, 5),
+                    "residual": round(row.residual, 5),
+                }
+                for row in fit.rows
+            ],
+        }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def load_fit(preset: Preset, reading: str) -> Fit:
+    """The stored fit. Raise ValueError if there is none, or if the preset's targets have changed since."""
+    path = FITTED / f"{preset.name}.json"
+    remedy = f"run python -m capture.calibrate like={preset.name} reading={reading}"
+    stored = json.loads(path.read_text(encoding="utf-8")).get(reading) if path.exists() else None
+    if stored is None:
+        raise ValueError(f"{path}: no fit of {preset.name} for reading={reading}; {remedy}")
+    targets = preset.targets_of(reading)
+    told = [(row["statistic"], row["target"], row["uncertainty"], row["knob"]) for row in stored["table"]]
+    asked = [(item.statistic, item.value, item.uncertainty, item.knob) for item in targets]
+    if told != asked:
+        raise ValueError(f"{path}: the fit for reading={reading} is of other targets than the preset has; {remedy}")
+    rows = tuple(
+        FitRow(target, row["achieved"], row["deviation"]) for target, row in zip(targets, stored["table"], strict=True)
+    )
+    return Fit(replace(Walk(), **stored["knobs"]), rows, stored["sequences"], stored["tokens"])

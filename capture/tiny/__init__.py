@@ -1,0 +1,1 @@
+"""The project's own small models: architectures, recipes and tokenizer."""

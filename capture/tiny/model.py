@@ -1,0 +1,100 @@
+"""The project's own Mixture-of-Experts models: initial weights, optimizer and losses, for every recipe alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from capture.tiny.families import family_named, family_of
+from capture.tiny.recipes import Recipe
+
+
+def build_model(recipe: Recipe) -> Any:
+    """The model before the first step, in float32; seeds torch's global generator, as initialisation draws from it."""
+    torch.manual_seed(recipe.seed)
+    family = family_named(recipe.family)
+    model = family.fresh(recipe)
+    # Radford et al. 2019 (GPT-2), section 2.3: what is added to the residual stream shrinks with depth.
+    residual_scale = 1 / math.sqrt(2 * recipe.layers)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(family.residual_outputs):
+                parameter.mul_(residual_scale)
+            elif name.endswith(family.embeddings):
+                parameter.normal_(0, recipe.embedding_std)
+    return model
+
+
+def load_model(folder: Path) -> Any:
+    """A checkpoint in float32, ready to be evaluated; raises ValueError if the folder holds none of a known family."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"cannot load a model: {config} does not exist; give a checkpoint folder")
+    family = family_named(json.loads(config.read_text()).get("model_type"))
+    # A bar for 14 MB only gets between the tables.
+    disable_progress_bar()
+    return family.model_class.from_pretrained(folder, dtype=torch.float32, **family.load_options).eval()
+
+
+def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW; no weight decay on vectors, embeddings and routers (it would flatten the gate weights)."""
+    decayed: list[torch.Tensor] = []
+    free: list[torch.Tensor] = []
+    for name, parameter in model.named_parameters():
+        is_decayed = parameter.dim() >= 2 and not name.endswith(family_of(model).undecayed)
+        (decayed if is_decayed else free).append(parameter)
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+@contextmanager
+def recorded_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """A list that every forward pass appends its sites' router logits [token, expert] to; the caller clears it."""
+    family = family_of(model)
+    logits: list[torch.Tensor] = []
+
+    def record(_module: torch.nn.Module, _inputs: object, outputs: Sequence[torch.Tensor]) -> None:
+        logits.append(family.routed(outputs).logits)
+
+    handles = [site.router.register_forward_hook(record) for site in family.sites(model)]
+    try:
+        yield logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Tensor:
+    """Mean over the layers of each layer's load-balancing loss; 1 where the load is even.
+
+    transformers pools the logits of all layers before it averages, so that one collapsed layer goes unpunished.
+    Source: Fedus et al., Switch Transformers, arXiv:2101.03961, equation 4, for top-k.
+    """
+    total = torch.zeros(())
+    for logits in router_logits:
+        num_tokens, num_experts = logits.shape
+        probabilities = logits.float().softmax(-1)
+        chosen = probabilities.topk(top_k, -1).indices.reshape(-1)
+        load = torch.bincount(chosen, minlength=num_experts) / num_tokens
+        total = total + num_experts * (load * probabilities.mean(0)).sum() / top_k
+    return total / len(router_logits)
+
+
+def z_loss(router_logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Mean over layers and tokens of the router's squared log-partition (Zoph et al., ST-MoE, arXiv:2202.08906)."""
+    return torch.stack([logits.float().logsumexp(-1).pow(2).mean() for logits in router_logits]).mean()
+
+
+def language_loss(model: PreTrainedModel, windows: torch.Tensor, prefix: int) -> torch.Tensor:
+    """Mean nats per token of windows [sequence, token] behind their ``prefix``, each predicted from those before it."""
+    logits = family_of(model).predict(model, windows, prefix)
+    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), windows[:, prefix:].reshape(-1))

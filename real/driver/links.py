@@ -1,0 +1,175 @@
+"""The links of a run: what has been issued on each, which engine serves what, and the controller's calls about it.
+
+Used by ``real.driver.loop`` with the device's lock held.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from real.driver.device import Device, Service
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.machine.costs import Durations
+from sim.values.record import Record
+
+
+class Line:
+    """The engines of one link, and what has been issued and waits for one."""
+
+    def __init__(self, engines: int) -> None:
+        self.engines = engines
+        self.free = list(range(engines))  # a heap: the free engine of the lowest number serves first
+        self.waiting: deque[Transfer] = deque()
+
+    @property
+    def num_issued(self) -> int:
+        return self.engines - len(self.free) + len(self.waiting)
+
+
+class Links:
+    """Serves transfers in order of issue, writes every service down, and polls where there is room.
+
+    ``stamp`` is called before a call that a device's hand-over leads to, and answers the time; polls belong to the call
+    before them, and to its time.
+    """
+
+    def __init__(self, controller: Controller, durations: Durations, device: Device, record: Record,
+                 stamp: Callable[[], int]) -> None:  # fmt: skip
+        self._controller, self._durations, self._device = controller, durations, device
+        self._record, self._stamp = record, stamp
+        self._route = controller.route
+        self._in_flight = controller.loader.in_flight
+        self._chunk_bytes = controller.loader.chunk_bytes or 0
+        self._lines = [Line(engines) for engines in self._route.engines]
+        self._served: dict[int, tuple[Service, Transfer]] = {}
+        """By row of the record: what is in service."""
+        self._has_issued = False
+        """The last end or cut has issued another transfer on its link."""
+
+    # ---- what has ended
+
+    def end(self, service: Service) -> tuple[int, int]:
+        """A hop has ended: when, and the key that has arrived on the device (-1: none). The engine goes on."""
+        transfer, now = self._leave(service, service.moved_bytes)
+        key, following = self._controller.transfer_done(service.link, transfer)
+        self._has_issued = following is not None
+        self._go_on(service.link, following)
+        return now, key
+
+    def hand_on(self, service: Service) -> None:
+        """The next link inwards may begin with what this one is still serving."""
+        self._stamp()
+        self._controller.head_done(service.link, self._served[service.row][1])
+
+    def cut(self, service: Service, moved_bytes: int) -> None:
+        """A service gives way at the chunk that has just ended."""
+        self._device.stop(service)
+        transfer, _ = self._leave(service, moved_bytes)
+        following = self._controller.chunk_done(service.link, transfer, moved_bytes)
+        self._has_issued = following is not None
+        self._go_on(service.link, following)
+
+    def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
+        _, transfer = self._served.pop(service.row)
+        now = self._stamp()
+        self._record.service_end_ns[service.row] = now
+        self._record.service_bytes[service.row] = moved_bytes
+        heapq.heappush(self._lines[service.link].free, service.engine)
+        return transfer, now
+
+    def _go_on(self, link: int, following: Transfer | None) -> None:
+        line = self._lines[link]
+        if following is not None:
+            line.waiting.append(following)
+        while line.waiting and line.free:
+            self._begin(link, line.waiting.popleft())
+        if line.waiting:
+            following = line.waiting[0]
+            self._device.announce(link, following.number, following.key, following.left_bytes)
+
+    # ---- what is issued
+
+    def fill(self, without: int = -1) -> None:
+        """After a call: poll, in order of link, while there is room and something waits; then ask what is to be cut.
+
+        Again, as long as prefetches are given up on the way; then also the link of the call (``without``), unless the
+        call has issued something there.
+        """
+        controller, given_up = self._controller, -1
+        while given_up < controller.given_up:
+            given_up = controller.given_up
+            for link in range(len(self._lines)):
+                if link != without:
+                    self._fill_one(link)
+            if not self._has_issued:
+                without = -1
+        if self._chunk_bytes:
+            for service, _ in list(self._served.values()):
+                if service.chunk_bytes:
+                    self._device.ask_cut(service, controller.cut(service.link))
+
+    def _fill_one(self, link: int) -> None:
+        controller, line = self._controller, self._lines[link]
+        while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
+            self._record.call_ns.append(self._record.call_ns[-1])
+            transfer = controller.poll(link)
+            if transfer is None:
+                return
+            self._go_on(link, transfer)
+
+    def _begin(self, link: int, transfer: Transfer) -> None:
+        """An engine turns to what has waited longest."""
+        engine, moved_bytes, record = heapq.heappop(self._lines[link].free), transfer.left_bytes, self._record
+        row = len(record.service_number)
+        record.service_number.append(transfer.number)
+        record.service_link.append(link)
+        record.service_engine.append(engine)
+        record.service_urgent.append(int(transfer.urgent or not transfer.prefetch))
+        record.service_start_ns.append(record.call_ns[-1])
+        record.service_end_ns.append(-1)
+        record.service_bytes.append(moved_bytes)
+        forwards = self._route.head_bytes[link] > 0
+        service = Service(
+            row, link, engine, transfer.number, transfer.key, moved_bytes, record.call_ns[-1],
+            self._pace(link, transfer),
+            latency_ns=self._durations.latency_ns(link),
+            head_ns=self._head_ns(link, transfer) if forwards else -1,
+            chunk_bytes=0 if forwards else self._chunk_bytes,
+            there_bytes=0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
+        )  # fmt: skip
+        self._served[row] = (service, transfer)
+        self._device.serve(service)
+
+    def _pace(self, link: int, transfer: Transfer) -> Callable[[int], int]:
+        """From the beginning of a service to when so many of its bytes are through; what goes back goes first."""
+        hop_ns = partial(self._durations.hop_ns, link)
+        if link or not transfer.write_back:
+            return hop_ns
+        geometry = self._controller.geometry
+        back_ns = sum(hop_ns(geometry.bytes_of(victim)) for victim in transfer.write_back)
+        return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
+
+    def _head_ns(self, link: int, transfer: Transfer) -> int:
+        """When the next link may begin, so that it never starves; -1 if only at the end (section 5, cut-through)."""
+        hop_ns, head = self._durations.hop_ns, self._route.head_bytes[link]
+        outer, inner = self._controller.hop_bytes(transfer, link), self._controller.hop_bytes(transfer, link - 1)
+        whole_ns = hop_ns(link, outer)
+        spare_ns = hop_ns(link - 1, inner) - hop_ns(link - 1, min(head, inner))
+        head_ns = max(hop_ns(link, min(head, outer)), whole_ns - spare_ns)
+        return head_ns if head_ns < whole_ns else -1
+
+    def __str__(self) -> str:
+        """What each link is doing, for messages."""
+        names = []
+        for link, line in enumerate(self._lines):
+            served = [transfer.number for service, transfer in self._served.values() if service.link == link]
+            waiting = [transfer.number for transfer in line.waiting]
+            names.append(
+                f"link {link} serves {served or 'nothing'}, {waiting or 'nothing'} issued behind, "
+                f"{sum(map(len, self._controller.queues[link]))} queued"
+            )
+        return "; ".join(names)

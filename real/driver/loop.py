@@ -1,0 +1,309 @@
+"""The driver of real runs: a main loop around the controller, on a device. Never imports simpy.
+
+Theory of operation. The main loop is written as an engine runs: for every step and every site it computes the dense
+work, tells the controller the gate, and then computes needs one after another, blocking where the next one is still on
+its way. It knows no event queue. Transfers, CPU results and predictions end behind its back: the device hands each
+over, perhaps on a thread of its own, and an ``on_...`` method passes it to the controller.
+
+The device's lock is held around each call of the controller with the polls that belong to it; the order in which it is
+taken is the order of events, and the clock is read inside. What follows from a call at once (polls, the next service of
+an engine, the need that a CPU result ends) happens under the same lock and at the same time. The lock is never held
+while the thread waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from real.driver.device import TAIL, Device, Service, Turn
+from real.driver.links import Links
+from real.driver.needs import Needs
+from real.driver.timers import WAKE_NS
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.machine.costs import Durations
+from sim.values.record import HOST_TIME, NO_REQUEST, Record
+from sim.values.types import SKIP, Outcome, Step
+from sim.workload.steps import Schedule, Workload
+
+
+def drive(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Record:
+    """Run the workload to its end on ``device``. What is under way then is cut.
+
+    Raise RuntimeError if a need waits for what nothing can bring about.
+    """
+    return Driver(controller, workload, durations, device).drive()
+
+
+class Driver:
+    """The compute stream's thread (``run``) and what is handed over to it (``on_...``), around one controller."""
+
+    def __init__(self, controller: Controller, workload: Workload, durations: Durations, device: Device) -> None:
+        self.controller, self.workload, self.durations, self.device = controller, workload, durations, device
+        self.record = Record()
+        self._links = Links(controller, durations, device, self.record, self._stamp)
+        self._needs = Needs(controller.loader.wait)
+        self._gate = workload.gate()
+        self._free_ns = 0
+        """When the stream was through with what it did last."""
+        self._behind_ns = 0
+        """How much earlier that was to be by nominal times: on a padded device what comes next catches it up."""
+        self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
+        self._num_taken = 0
+        """Needs of the current gate that have been admitted, skips included."""
+        g = controller.geometry
+        # By key: the dense blocks that are there, with when and by which transfer they came.
+        self._dense = {g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)}
+
+    # ---- the main loop
+
+    def drive(self) -> Record:
+        """Open the device, run, and close it, whatever happens; the record."""
+        self.device.open(self, self.controller.route.engines)
+        try:
+            self.run()
+        finally:
+            self.device.close()
+        return self.finish()
+
+    def run(self) -> None:
+        """Every step of the workload, as its schedule composes them."""
+        schedule = self.workload.start()
+        step = self._go_on(None, schedule)
+        while step is not None:
+            if isinstance(step, int):
+                self.device.sleep_until(step, Turn.ARRIVALS)
+                self._stand_idle(step, NO_REQUEST)
+                step = self._go_on(None, schedule)
+            else:
+                self._run_step(step)
+                step = self._go_on(step, schedule)
+
+    def finish(self) -> Record:
+        """The record, complete."""
+        self.record.makespan_ns = self.record.step_end_ns[-1]
+        self.controller.finish()
+        return self.record
+
+    def _go_on(self, ended: Step | None, schedule: Schedule) -> Step | int | None:
+        """A step ends, and the next one begins at that instant, unless there is none or it has to be waited for."""
+        self.device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
+        with self.device.lock:
+            now = self.device.now_ns()
+            self._host_until(now)
+            if ended is not None:
+                self.record.step_end_ns.append(now)
+                for sequence in ended.ends:
+                    self._call_at(now, self.controller.end_sequence, sequence)
+            following = schedule.next(now)
+            if isinstance(following, Step):
+                self.record.step_start_ns.append(now)
+                for sequence in following.begins:
+                    self._call_at(now, self.controller.begin_sequence, sequence)
+            elif following is None:
+                self.device.cut_off()
+        return following
+
+    def _call_at(self, now_ns: int, call: Callable[[int], None], argument: int) -> None:
+        self.record.call_ns.append(now_ns)
+        call(argument)
+        self._links.fill()
+
+    def _run_step(self, step: Step) -> None:
+        """One forward call."""
+        self._gate.open(step)
+        dense_ns = self.durations.dense_ns(step)
+        for site in step.sites:
+            self._run_site(step, site, dense_ns[site])
+        self._compute(TAIL, step.rows, self.durations.tail_ns(step))
+
+    def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
+        g, host, gate = self.controller.geometry, self.durations.host, self._gate
+        block = g.key(0, site, g.experts)
+        if self.controller.loader.dense_slots:
+            self._await_dense(block)
+        self._compute(block, step.rows, dense_ns)
+        due_ns = self._free_ns - self._behind_ns + host.sync_ns
+        self.device.sleep_until(due_ns, Turn.GATE)
+        gate.visit(site)
+        with self.device.lock:
+            self._host_until(self._stamp())
+            self._fall_behind(due_ns)
+            self.record.gate_ns.append(self._free_ns)
+            self._dense.pop(block, None)
+            self._num_taken = 0
+            if self.controller.predicts_later:
+                self.device.predict(gate.tick, self.durations.prediction_ns)
+            self._start(*self.controller.gate(gate))
+        self._pass_host_time(host.issue_ns)
+        while self._compute_next():
+            pass
+        self._pass_host_time(host.post_ns)
+        self.record.end_ns.append(self._free_ns)
+
+    # ---- needs
+
+    def _start(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
+        """Set to work what a call admitted; what the placement leaves out has ended at once. The lock is held."""
+        keys, now = self.controller.admitted, self.record.call_ns[-1]
+        self._take(keys, outcomes, waits)
+        self._links.fill()
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
+                self._end_need(key, now)
+
+    def _take(self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
+        """Line up what is there, to be computed, and what is not, to be waited for; give the CPU its needs."""
+        record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
+        served = self.controller.lookup_tokens  # of the run's lookups, where other experts may serve
+        self._needs.open_batch(now)
+        for key, outcome in zip(keys, outcomes, strict=True):
+            row = len(record.lookup_ns)
+            count = served[row] if served else tokens[self._num_taken]
+            self._num_taken += 1
+            record.lookup_ns.append(now)
+            record.ready_ns.append(now)
+            if key == SKIP or outcome == Outcome.SKIP:
+                continue
+            if outcome == Outcome.CPU:
+                self._on_cpu[key] = row
+                site, precision = self._gate.site, self.controller.geometry.precision_of(key)
+                self.device.compute_on_cpu(key, count, self.durations.cpu_ns(precision, site, count))
+            else:
+                self._needs.add(key, count, row, waits is not None and key in waits)
+
+    def _compute_next(self) -> bool:
+        """Compute the next needs, when they are there; False if the site has no more. Blocks, and says for how long."""
+        self.device.wait(lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing)
+        with self.device.lock:
+            is_done = self._is_done()
+            ready_ns, cause, batch = self._needs.take(self._free_ns)
+        self._stand_idle(ready_ns, cause)
+        if batch is None:
+            return not is_done or self._needs.last_result_ns > self._free_ns
+        for key, tokens in batch.needs:
+            precision = self.controller.geometry.precision_of(key)
+            self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
+            with self.device.lock:
+                # A result of the CPU may just have let the last ones in.
+                if self.controller.waiting:
+                    now = self.device.now_ns()
+                    self._host_until(now)
+                    self._end_need(key, now)
+        return True
+
+    def _end_need(self, key: int, now_ns: int) -> None:
+        """A need of a union served in waves is over: let the next ones in. The lock is held."""
+        self.record.call_ns.append(now_ns)
+        self._start(*self.controller.need_done(key))
+
+    def _is_done(self) -> bool:
+        """Whether the site has no more needs; the lock is held."""
+        return self._needs.is_empty and not self._on_cpu and not self.controller.waiting
+
+    def _await_dense(self, block: int) -> None:
+        self.device.wait(lambda: block in self._dense, self._what_is_missing)
+        self._stand_idle(*self._dense[block])
+
+    def _what_is_missing(self) -> str:
+        """For messages; the lock is held."""
+        controller = self.controller
+        keys = [*self._needs.awaited, *self._on_cpu]
+        names = ", ".join(controller.geometry.name_of(key) for key in keys) or "admission or its dense block"
+        return (
+            f"step {self._gate.step} site {self._gate.site} waits for {names} "
+            f"({controller.waiting} needs not admitted; {self._links}); where the controller finds no slot for it, "
+            f"raise budget.resident_share or slots_gib"
+        )
+
+    # ---- the stream's time
+
+    def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        now, left_ns, due_ns = self.device.now_ns(), nominal_ns, self._free_ns - self._behind_ns + nominal_ns
+        if self.device.is_padded:
+            left_ns = max(0, due_ns - now)
+        elif not self._is_under_way(key):
+            self._host_until(now)
+        self.device.compute(key, rows, left_ns)
+        self._free_ns = self.device.now_ns()
+        self._fall_behind(due_ns)
+
+    def _is_under_way(self, key: int) -> bool:
+        """Whether what has passed since the stream was free was work of ``key`` already, not the host's own time."""
+        return False
+
+    def _pass_host_time(self, nominal_ns: int) -> None:
+        if nominal_ns:
+            due_ns = self._free_ns - self._behind_ns + nominal_ns
+            self.device.sleep_until(due_ns, Turn.NEED_DONE)
+            self._host_until(self.device.now_ns())
+            self._fall_behind(due_ns)
+
+    def _fall_behind(self, due_ns: int) -> None:
+        """The stream was to be free at ``due_ns``. What it is later is caught up, unless this machine is too slow."""
+        late_ns = self._free_ns - due_ns
+        self._behind_ns = late_ns if self.device.is_padded and 0 <= late_ns <= WAKE_NS else 0
+
+    def _host_until(self, now_ns: int) -> None:
+        """What has passed since the stream was free was the host's own time."""
+        self._add_idle(now_ns, HOST_TIME)
+
+    def _stand_idle(self, ready_ns: int, cause: int) -> None:
+        """The stream has waited for what came at ``ready_ns``, if that is past what it did last."""
+        if cause >= 0:
+            # No catching up on time in which the stream would have waited.
+            self._behind_ns = max(0, min(self._behind_ns, self._free_ns - ready_ns))
+        if ready_ns > self._free_ns:
+            self._behind_ns = 0
+            self._add_idle(ready_ns, cause)
+            self._pass_host_time(self.durations.host.wake_ns)
+
+    def _add_idle(self, end_ns: int, cause: int) -> None:
+        if end_ns > self._free_ns:
+            self.record.idle_start_ns.append(self._free_ns)
+            self.record.idle_end_ns.append(end_ns)
+            self.record.idle_cause.append(cause)
+            self._free_ns = end_ns
+
+    # ---- what the device hands over, with its lock held
+
+    def on_service_end(self, service: Service) -> None:
+        """A hop has ended: with the last one a key has arrived."""
+        now, key = self._links.end(service)
+        if key in self._needs.awaited:
+            self.record.ready_ns[self._needs.arrive(key, now, service.number)] = now
+        elif key >= 0 and self.controller.geometry.expert_of(key) == self.controller.geometry.experts:
+            self._dense[key] = (now, service.number)
+        self._links.fill(without=service.link)
+
+    def on_head(self, service: Service) -> None:
+        """Enough of a hop is through for the next link to begin."""
+        self._links.hand_on(service)
+        self._links.fill()
+
+    def on_chunk(self, service: Service, moved_bytes: int) -> None:
+        """A chunk has ended at which a service gives way."""
+        self._links.cut(service, moved_bytes)
+        self._links.fill(without=service.link)
+
+    def on_cpu_result(self, key: int) -> None:
+        """The CPU has computed a need, which also ends it where others wait for admission."""
+        now = self._stamp()
+        self.controller.cpu_done(key)
+        self.record.ready_ns[self._on_cpu.pop(key)] = now
+        ends_need = self.controller.waiting > 0
+        self._needs.bring_result(now, ends_need)
+        if ends_need:
+            self._end_need(key, now)
+        else:
+            self._links.fill()
+
+    def on_prediction(self, tick: int) -> None:
+        """The forecasts made at a gate are there."""
+        self._call_at(self.device.now_ns(), self.controller.prediction_ready, tick)
+
+    def _stamp(self) -> int:
+        """The time of the call that follows; the lock is held."""
+        now = self.device.now_ns()
+        self.record.call_ns.append(now)
+        return now

@@ -1,0 +1,1 @@
+"""Devices that need no GPU: the CPU device and the null device."""

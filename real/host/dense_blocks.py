@@ -1,0 +1,52 @@
+"""The dense blocks of a replay that streams them: a slot for each layer that may be there, and what they come from.
+
+Which block goes where the controller has decided: a layer's block takes the slot of the one ``dense_slots`` layers
+before it, once that layer's gate has passed. Contents stand in for a model's: bytes really move, nobody reads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from real.store.reading import Bytes
+from sim.core.controller import Controller
+
+
+class DenseBlocks:
+    """Slots of the largest block's size, as many as the loader streams through."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._geometry, self._count = controller.geometry, controller.loader.dense_slots
+        largest = max(controller.dense_bytes)
+        self._home = np.random.default_rng(0).integers(256, size=largest, dtype=np.uint8)
+        self._slots = np.zeros((self._count, largest), np.uint8)
+        self._slot_of = {site: site for site in range(self._count)}
+        for site in range(self._count):
+            np.copyto(self._slots[site], self._home)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._slots.size
+
+    def has(self, key: int) -> bool:
+        """Whether a key is a dense block's."""
+        return self._geometry.expert_of(key) == self._geometry.experts
+
+    def place(self, key: int) -> None:
+        """A block begins to come: it takes the slot of the one that has passed."""
+        site = self._geometry.site_of(key)
+        self._slot_of[site] = self._slot_of.pop((site - self._count) % self._geometry.sites)
+        self._slots[self._slot_of[site]] = 0
+
+    def copy(self, key: int, begin: int, count: int) -> None:
+        """Bytes ``begin .. begin + count`` of a block, from where it rests into its slot."""
+        np.copyto(self.at(key)[begin : begin + count], self._home[begin : begin + count])
+
+    def at(self, key: int) -> Bytes:
+        """The slot of a block that is there, or on its way."""
+        slot: Bytes = self._slots[self._slot_of[self._geometry.site_of(key)]]
+        return slot
+
+    def check(self, key: int, num_bytes: int) -> None:
+        """Assert that so many bytes of a block are there. For tests."""
+        assert (self.at(key)[:num_bytes] == self._home[:num_bytes]).all(), self._geometry.name_of(key)

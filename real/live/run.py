@@ -1,0 +1,160 @@
+"""A live run from its configuration: its prompts, what it cannot have, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capture.models.discover import CaptureError
+from capture.models.norms import gate_norms
+from capture.recording.load import load_tokenizer
+from capture.recording.prompts import Passage, cut_passages, prompts_file, read_prompts
+from real.driver.loop import Driver
+from real.live.asked import asking
+from real.live.batch import check_batches
+from real.live.channels import LiveChannels
+from real.live.eyes import Eyes, read_thresholds
+from real.live.live import LiveDriver, LiveModel
+from real.live.workload import LivePrompt, LiveWorkload, blank_trace
+from real.setup.execute import watched
+from real.setup.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
+from real.store.weightless import Weightless
+from sim.policies.belady import Foreseeing
+from sim.policies.payloads import ActiveShare
+from sim.policies.references import Foreseen, StatedAccuracy
+from sim.results.run import Run
+from sim.setup.build import check_run_memory, trace_directory
+from sim.setup.choices import WorkloadChoice
+from sim.setup.sections import make_object
+from sim.traces.trace import Trace
+from sim.workload.steps import Workload
+
+GENERATED = "generated.jsonl"
+
+
+def prepare(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
+    """Raise ValueError for what a live run cannot have."""
+    prepared = prepare_live(request, trace, advance)
+    _check(prepared)
+    return prepared
+
+
+def _check(prepared: Prepared) -> None:
+    run = prepared.run
+    controller, workload = run.controller, run.workload
+    depth, lookahead = controller.predictor.lookahead_sites, run.trace.header.lookahead
+    refused = {
+        "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
+        "a predictor that is told the run's needs": isinstance(controller.predictor, (Foreseen, StatedAccuracy)),
+        f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts "
+        "move with precision=floe)":
+            controller.payload.active_share < 1 and not _is_by_neuron(prepared),
+        f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)":
+            controller.loader.dense_slots > 0 and prepared.request.device != "null",
+        "workload.batching=recorded (a live run has no trace's steps)": workload.batching == "recorded",
+        f"workload.prefill_chunk={workload.prefill_chunk} (prompts are read whole)": workload.prefill_chunk is not None,
+        "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)":
+            bool(workload.lengths.asked),
+        "a selector that lets other experts serve": controller.selector.reroutes,
+        "lookahead from another place than the gate's input":
+            depth > 0 and lookahead is not None and lookahead.position != "gate_in",
+    }  # fmt: skip
+    if wrong := [what for what, is_asked in refused.items() if is_asked]:
+        raise ValueError(f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another system")
+
+
+def _is_by_neuron(prepared: Prepared) -> bool:
+    return prepared.weights is not None and prepared.weights.store.header.resident is not None
+
+
+def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
+    """The prompts, cut, and the tokenizer. Raise `CaptureError` where there are too few, or one is too short."""
+    request, live = prepared.request, prepared.request.live
+    folder = weights_folder(request.engine, prepared.run.model)
+    assert folder is not None
+    tokenizer = load_tokenizer(settings_of(request, folder))
+    prompts = [prompt for prompt in read_prompts(prompts_file(Path(live.prompts))) if prompt.split == live.split]
+    if len(prompts) < live.sequences:
+        raise CaptureError(
+            f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with split={live.split}"
+        )
+    forced = live.continuation == "document"
+    lengths = live.lengths()
+
+    def encode(text: str) -> Sequence[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    passages = []
+    for prompt, (prompt_tokens, new_tokens) in zip(prompts[: live.sequences], lengths, strict=True):
+        # Half of the sequences, rounded up, are taken of each split: two of one split are one.
+        passages += cut_passages(
+            [replace(prompt, split="fit")], encode, sequences=1, prompt_tokens=(prompt_tokens, prompt_tokens),
+            following_tokens=new_tokens if forced else 0, seed=0,
+        )  # fmt: skip
+    return [replace(p, prompt=replace(p.prompt, split=live.split)) for p in passages], tokenizer
+
+
+def live_driver(prepared: Prepared, output_dir: Path | None = None,
+                advance: Callable[[int], None] = lambda done: None) -> LiveDriver:  # fmt: skip
+    """A driver for a prepared live run; with a folder, what is generated is written there as it comes."""
+    run, live = prepared.run, prepared.request.live
+    passages, tokenizer = read_passages(prepared)
+    assert prepared.weightless is not None
+    assert prepared.weights is not None
+    prompts = [LivePrompt(passage.prompt.domain, live.split, *lengths)
+               for passage, lengths in zip(passages, live.lengths(), strict=True)]  # fmt: skip
+    predictor, payload = run.controller.predictor, run.controller.payload
+    steps = _composed(run, prompts)
+    check_batches(prepared.weightless.model, steps)
+    check_run_memory(run.model, run.hardware, steps.limits, run.controller)
+    device: Any = watched(prepared.device)
+    thresholds = None
+    if isinstance(payload, ActiveShare) and payload.needs_shares:
+        directory = trace_directory(str(run.config["trace"]["path"]))
+        thresholds = read_thresholds(directory, run.trace.header, payload.sparsity)
+    eyes = replace(_eyes(prepared.weightless, steps), thresholds=thresholds, up_of=device.up_of)
+    workload = LiveWorkload(steps, eyes, keeps_inputs=getattr(predictor, "inputs", None) == "gate_input")
+    driver = LiveDriver(
+        run.controller, workload, run.durations, device, LiveModel(prepared.weightless, passages),
+        None if output_dir is None else output_dir / GENERATED, tokenizer, advance,
+    )  # fmt: skip
+    if isinstance(payload, ActiveShare):
+        geometry, width = run.controller.geometry, prepared.weights.store.header.neurons
+        driver.channels = LiveChannels(workload, payload, geometry, width, device.up_of, thresholds)
+        device.arrivals.rank = driver.channels.ranked
+    return driver
+
+
+def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
+    """The steps of the sequences to come, as the run's workload composes them."""
+    depth, shares = run.controller.predictor.lookahead_sites, getattr(run.controller.payload, "needs_shares", False)
+    choice: WorkloadChoice = make_object(run.config["workload"], "workload")
+    norm = choice.lookahead_norm
+    trace = blank_trace(run.trace.header, prompts, depth, norm, active_shares=shares)
+    return Workload(
+        trace, split="all", batching=choice.batching, together=choice.together, arrivals_per_s=choice.arrivals_per_s,
+        arrival_seed=choice.arrival_seed, arrivals=choice.arrivals_ns, lookahead=depth, norm=norm,
+    )  # fmt: skip
+
+
+def _eyes(weightless: Weightless, workload: Workload) -> Eyes:
+    """What the gates of a live run offer."""
+    if not workload.depth or workload.norm == "raw":
+        return Eyes(weightless.layers, workload.depth)
+    # What experts would add is not needed to find the norms.
+    with asking(weightless.model, weightless.forms, lambda asked: torch.zeros_like(asked.hidden)):
+        scales = gate_norms(weightless.model, weightless.layers)
+    return Eyes(weightless.layers, workload.depth, [scale.float().cpu() for scale in scales])
+
+
+def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
+    """The run with what it was live, as a trace's."""
+    live: Any = driver.workload
+    workload = live.as_it_was()
+    run = prepared.run
+    ledger = check_run_memory(run.model, run.hardware, workload.limits, run.controller)
+    return replace(run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0)

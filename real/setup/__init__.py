@@ -1,0 +1,1 @@
+"""From a composed configuration to a run on a device, and its execution."""

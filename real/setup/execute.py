@@ -1,0 +1,181 @@
+"""Run what has been prepared on its device, with progress, and measure it as a simulated run is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from real.driver.device import Device, NullDevice
+from real.driver.loop import Driver
+from real.driver.machine import processor
+from real.driver.recording import WatchedDevice
+from real.driver.settings import Engine
+from real.driver.timers import WAKE_NS
+from real.host.cpu import CpuDevice
+from real.setup.prepare import Prepared, Request
+from sim.bounds.bounds import MAX, lower_bounds
+from sim.results.frames import Frames
+from sim.results.labels import Labels, labels_of
+from sim.results.metrics import summarise
+from sim.results.run import Run
+from sim.values.record import Record
+from sim.values.types import Step
+from sim.workload.steps import Schedule, Workload
+
+LATE_SHARE = 0.01
+"""A paced service is late if it took so much longer than it was to take, and by more than a thread wakes late."""
+MOST_LATE = 0.05
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A summary without ``wall_s``, and the tables it was drawn from."""
+
+    summary: dict[str, Any]
+    frames: Frames
+
+
+class CountedWorkload:
+    """The workload it is given; says after each step how many are done."""
+
+    def __init__(self, workload: Workload, advance: Advance) -> None:
+        self._workload, self._advance = workload, advance
+        self.num_done = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def start(self) -> CountedWorkload:
+        self._schedule: Schedule = self._workload.start()
+        return self
+
+    def next(self, now_ns: int) -> Step | int | None:
+        step = self._schedule.next(now_ns)
+        if not isinstance(step, int):
+            self.num_done += 1
+            self._advance(self.num_done)
+        return step
+
+
+def watched(device: Device) -> Device:
+    """A device on the real clock with a list of what it computes; one whose times are nominal as it is."""
+    return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
+
+
+def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> Driver:
+    """A driver for a run whose routing is a trace's."""
+    run = prepared.run
+    workload = cast(Workload, CountedWorkload(run.workload, advance))
+    return Driver(run.controller, workload, run.durations, watched(prepared.device))
+
+
+def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds: str = MAX) -> Result:
+    """The tables and the summary of a run that has ended; ``run`` has the workload that was run.
+
+    ``bounds``: how the lower bound is found (``sim.bounds.bounds.lower_bounds``), where nominal times have one to give.
+    """
+    computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
+    engine = prepared.request.engine
+    is_free = prepared.request.device != "null" and "free" in (engine.links, engine.compute)
+    found = lower_bounds(run.workload, run.durations, run.controller, MAX if is_free else bounds)
+    summary = summarise(run, frames, found)
+    if is_free:
+        # What bounds nominal times bounds nothing here.
+        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": ran_on(run, engine)}
+    summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
+    return Result({**summary, "real": _facts(prepared, run, record)}, frames)
+
+
+def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
+    """The labels of a run on a device: where its links and its compute are the device's own, its times are no other
+    machine's.
+    """
+    engine, labels = request.engine, labels_of(run, frames.lookups)
+    is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
+    return replace(labels, machine=None) if is_own else labels
+
+
+def ran_on(run: Run, engine: Engine) -> str:
+    """What a run's times are of: this machine, a described one, or something of each."""
+    own = f"{processor()}, {os.cpu_count()} cores"
+    nominal = [name for name, choice in (("links", engine.links), ("compute", engine.compute)) if choice != "free"]
+    if len(nominal) == 2:
+        return run.hardware.name
+    return f"{own}, {nominal[0]} of {run.hardware.name}" if nominal else own
+
+
+def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
+    """What only a run on a device has to tell."""
+    request, weights = prepared.request, prepared.weights
+    facts: dict[str, Any] = {"device": request.device, "input": request.input}
+    if weights is not None:
+        header = weights.store.header
+        facts["store"] = {
+            "weights": "stand_in" if "stand_in" in header.identity else "checkpoint",
+            "bytes": header.num_bytes, "distinct_experts": header.distinct, "sha256": header.sha256,
+            "precisions": {
+                v.precision: {"bytes": v.num_bytes, "lossless": lossless}
+                for v, lossless in zip(header.variants, header.lossless, strict=True)
+            },
+        }  # fmt: skip
+        facts["compute_dtype"] = request.engine.dtype
+    if not isinstance(prepared.device, NullDevice):
+        engine = request.engine
+        facts |= {
+            "links": engine.links, "compute": engine.compute, "source": engine.source,
+            "stands_for": run.hardware.name if (engine.links, engine.compute) != ("free", "free") else None,
+            **_slots_of(prepared.device), "late_services": _late(run, record, engine.links), "machine": _machine(),
+        }  # fmt: skip
+    return facts
+
+
+def _slots_of(device: Any) -> dict[str, Any]:
+    """What is told of the memory of a device with slots."""
+    found = {"slot_bytes": device.slots.num_bytes, "initial_load_s": round(device.load_s, 6)}
+    if isinstance(device, CpuDevice):
+        return {**found, "scattered_slots": device.slots.num_scattered}
+    return {**found, "gpu": device.runtime_name}
+
+
+def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
+    """Of services on paced links of one engine: how many there were, the share that came late, and the worst."""
+    if links != "paced":
+        return None
+    over: list[float] = []
+    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns,
+               record.service_bytes)  # fmt: skip
+    for number, link, start_ns, end_ns, moved_bytes in zip(*columns, strict=True):
+        simple = run.controller.route.engines[link] == 1 and not run.controller.issued[number].write_back
+        if end_ns >= 0 and simple:
+            due_ns = run.durations.hop_ns(link, moved_bytes)
+            over.append((end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > WAKE_NS else 0.0)
+            if over[-1] <= LATE_SHARE * due_ns / 1e9:
+                over[-1] = 0.0
+    late = np.array(over or [0.0])
+    return {"services": len(over), "share": float((late > 0).mean()), "worst_s": float(late.max())}
+
+
+def lateness(facts: Mapping[str, Any]) -> str | None:
+    """A warning, where this machine could not keep to the times of the one that it was to stand for."""
+    late = facts.get("late_services")
+    if not late or late["share"] <= MOST_LATE:
+        return None
+    return (
+        f"WARNING: {late['share']:.0%} of {late['services']} services came late (by up to {late['worst_s'] * 1e3:.3g} "
+        f"ms): this machine is too slow or too busy to stand for {facts['stands_for']}; its times are not to be trusted"
+    )
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0],
+    }  # fmt: skip

@@ -1,0 +1,209 @@
+"""From a composed configuration to a run on a device: the store is opened, or written first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from capture.models.discover import discover
+from capture.recording.settings import Settings
+from real.driver.device import Device
+from real.driver.settings import INPUTS, Engine, Live
+from real.setup.devices import maker_of
+from real.store.checkpoint import CheckpointExperts
+from real.store.experts import ExpertForm, forms_of_layers
+from real.store.stand_in import StandInForm
+from real.store.store import ALIGNMENT, Store, StoreError, open_or_write, plan_store
+from real.store.weightless import Weightless, load_weightless, skeleton
+from real.store.work import Weights
+from sim.machine.model import Model
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.traces.trace import Trace
+from sim.values.places import ROOT
+from sim.values.units import gib
+
+SECTIONS = ("device", "input", "engine", "live")
+"""What ``conf/real.yaml`` adds to a simulated run's configuration."""
+BUNDLED = ROOT / "capture" / "assets"
+STAND_IN = "stand_in"
+Advance = Callable[[int, int], None]
+"""Told how many experts of how many have been written to a store."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, checked: ``simulated`` is the configuration of the run without this package's sections."""
+
+    device: str
+    input: str
+    engine: Engine
+    live: Live
+    simulated: DictConfig
+    system: str
+    changed: tuple[str, ...] = ()
+    """Overrides of machine, model, trace and workload."""
+
+    @property
+    def needs_weights(self) -> bool:
+        return self.device != "null" or self.input == "live"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run and its device; ``weightless`` is the model of a live run."""
+
+    request: Request
+    run: Run
+    device: Device
+    weights: Weights | None
+    weightless: Weightless | None = None
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many there will be, where that is known."""
+        if self.request.input == "replay":
+            return len(self.run.workload.steps) or None
+        if self.run.workload.batching != "sequential":
+            return None
+        return sum(1 + new for _, new in self.request.live.lengths())
+
+
+def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:
+    """Raise ValueError for a section or value that is unknown."""
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    simulated = OmegaConf.create({name: value for name, value in plain.items() if name not in SECTIONS})
+    device = "null" if cfg.device is None else str(cfg.device)
+    if cfg.input not in INPUTS:
+        raise ValueError(f"unknown input={cfg.input}; allowed: {', '.join(INPUTS)}")
+    maker_of(device)
+    return Request(
+        device, cfg.input, _section(Engine, "engine", cfg.engine), _section(Live, "live", cfg.live), simulated, system,
+        tuple(changed),
+    )  # fmt: skip
+
+
+def _section(kind: type[Any], name: str, values: DictConfig) -> Any:
+    plain: Any = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_dict(values) else None
+    known = list(kind.__dataclass_fields__)
+    if not isinstance(plain, dict) or (unknown := [key for key in plain if key not in known]):
+        raise ValueError(
+            f"{name} must be a section of {', '.join(known)}" + (f", not of {unknown}" if plain is not None else "")
+        )
+    return kind(**plain)
+
+
+def prepare_replay(
+    request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
+) -> Prepared:
+    """A run whose routing is a trace's. Raise ValueError for what does not fit what."""
+    if not request.needs_weights:
+        run = build(request.simulated, request.system, trace, changed=request.changed)
+        return Prepared(request, run, maker_of(request.device)(run, None, request.engine), None)
+    model = instantiate(request.simulated.model, _convert_="all")
+    folder = weights_folder(request.engine, model)
+    if folder is None:
+        forms: Sequence[ExpertForm] = [StandInForm(model, site) for site in range(model.sites)]
+    else:
+        forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
+    store = open_store(request, model, folder, forms, advance)
+    run = build(request.simulated, request.system, trace, changed=request.changed,
+                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
+    weights = weights_of(request, model, store, forms)
+    return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
+
+
+def weights_folder(engine: Engine, model: Model) -> Path | None:
+    """Where the checkpoint lies; None for a stand-in."""
+    if engine.weights == STAND_IN:
+        return None
+    if engine.weights is not None:
+        folder = Path(engine.weights)
+        if not folder.is_dir():
+            raise ValueError(f"engine.weights={engine.weights} is no folder; give a checkpoint's, or {STAND_IN}")
+        return folder
+    bundled = BUNDLED / model.name
+    return bundled if (bundled / "config.json").is_file() else None
+
+
+def settings_of(request: Request, folder: Path) -> Settings:
+    """For loading the model as a capture does."""
+    return Settings(str(folder), Path(request.live.prompts), Path(), dtype=request.engine.dtype)
+
+
+def open_store(request: Request, model: Model, folder: Path | None, forms: Sequence[ExpertForm],
+               advance: Advance) -> Store:  # fmt: skip
+    """The store of the run's model at the system's precisions; written first if it is not there."""
+    precisions = list(instantiate(request.simulated.precision, _convert_="all").precisions)
+    _check_forms(forms, model)
+    name = f"{model.name}-{'stand_in-' if folder is None else ''}{'-'.join(precisions)}.experts"
+    path = Path(request.engine.store_dir) / name
+    if folder is None:
+        each = sum(part.stride for part in plan_store({}, forms, precisions).parts)
+        distinct = max(1, (gib(request.engine.stand_in_gib) - ALIGNMENT) // each)
+        total = min(distinct, model.sites * model.experts)
+        stand_in: Any = forms
+        return open_or_write(
+            path, {"stand_in": 1}, forms, precisions, lambda site, expert: stand_in[site].tensors(expert),
+            distinct=distinct, advance=lambda done: advance(done, total),
+        )  # fmt: skip
+    experts = CheckpointExperts(folder, forms)
+    total = model.sites * model.experts
+    identity = {"files": _identity(folder), "dtype": request.engine.dtype}
+    return open_or_write(path, identity, forms, precisions, experts.tensors, advance=lambda done: advance(done, total))
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Cheap, and another one where a file has been written anew."""
+    facts = {path.name: path.stat() for path in sorted(folder.glob("*.safetensors"))}
+    return {name: [found.st_size, found.st_mtime_ns] for name, found in facts.items()}
+
+
+def _check_forms(forms: Sequence[ExpertForm], model: Model) -> None:
+    found: Mapping[str, Any] = forms[0].matrices(forms[0].like)
+    inner, hidden = found["gate" if "gate" in found else "in"].shape
+    matrices = sum(not name.endswith("_bias") for name in found)
+    ours = (model.sites, model.experts, model.hidden, model.expert_intermediate, model.expert_matrices)
+    theirs = (len(forms), forms[0].layer.num_experts, hidden, inner, matrices)
+    if ours != theirs:
+        raise StoreError(
+            f"model {model.name} has (sites, experts, hidden, intermediate, matrices) {ours}, the weights have "
+            f"{theirs}; choose model= and engine.weights= of one model, or engine.weights={STAND_IN}"
+        )
+
+
+def weights_of(request: Request, model: Model, store: Store, forms: Sequence[ExpertForm]) -> Weights:
+    dtype = getattr(torch, request.engine.dtype)
+    dense = [*(model.block_params(site) for site in range(model.sites)), model.head_params]
+    return Weights(store, forms, dtype, model.hidden, dense)
+
+
+def _to_gpu(model: Any) -> None:
+    """What a model has beside its experts. Streams of a run do not wait for what moves it: that must be over."""
+    model.to("cuda")
+    torch.cuda.synchronize()
+
+
+def prepare_live(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
+    """A run whose routing is the model's own; the trace brings what was fitted. Raise ValueError likewise."""
+    model = instantiate(request.simulated.model, _convert_="all")
+    folder = weights_folder(request.engine, model)
+    if folder is None:
+        raise ValueError(
+            f"input=live needs a model that decides: model={model.name} has no weights here; choose one of "
+            f"{', '.join(sorted(path.parent.name for path in BUNDLED.glob('*/config.json')))}, or give engine.weights"
+        )
+    weightless = load_weightless(settings_of(request, folder))
+    if request.device == "cuda" and torch.cuda.is_available():
+        _to_gpu(weightless.model)
+    store = open_store(request, model, folder, weightless.forms, advance)
+    run = build(request.simulated, request.system, trace, changed=request.changed,
+                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
+    weights = weights_of(request, model, store, weightless.forms)
+    return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless)

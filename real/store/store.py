@@ -1,0 +1,391 @@
+"""Every expert of a model, at each precision in play, in one file.
+
+A block of text (magic line, then JSON) is followed by one region for each precision; in it the experts stand by site,
+then id, each at a multiple of 4096 bytes, so that unbuffered reads may begin there. An expert's *blob* is its stored
+tensors one after another: as they are for 16 and 32 bits, rounded by groups of a row for 8, 4 and 2 bits, scales and
+zeros included. The bytes that a slot holds and a load moves are the blob's.
+
+Experts that move neuron by neuron have two more parts (`real.store.neurons`): their pairs are the blob, and a region behind
+all others holds the up projections, which no slot holds.
+
+A *stand-in* has the blobs of a few experts only and uses them again and again, so that a model of any size fits a disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from real.kernels.quantise import Layout, dequantise, quantise
+from real.store.experts import ExpertForm, Tensors
+from real.store.neurons import PAIRS, PRECISION, UP, by_neuron
+from sim.values.types import Geometry
+
+MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
+ALIGNMENT = 4096
+HEADER_LIMIT = 1 << 24
+RAW = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+GROUPED = {
+    "int8": (8, 64),
+    "int4": (4, 64),
+    "int2": (2, 64),
+    "hqq4_g64": (4, 64),
+    "hqq2_g64": (2, 64),
+    "hqq2_g16": (2, 16),
+}
+"""Bits, and weights of a row that share a scale and a zero in half precision."""
+RESIDENT = "hqq2_g64"
+"""How the up projections of experts that move neuron by neuron are stored (FloE section 3.2)."""
+TENSOR_ALIGNMENT = 16
+
+
+class StoreError(ValueError):
+    """A store that cannot be made, opened or read; the message says why and the way out."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a blob: ``shape`` as the model has it, from byte ``begin`` on. ``bits`` is 0 for what is stored as
+    it is, in ``dtype``; ``flipped``: rows of the model's tensor are inputs, those of the stored matrix outputs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    dtype: str
+    bits: int = 0
+    group: int = 0
+    flipped: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        if self.bits:
+            return self.layout.stored_bytes
+        return _aligned(math.prod(self.shape) * self._dtype.itemsize, TENSOR_ALIGNMENT)
+
+    @property
+    def layout(self) -> Layout:
+        rows, columns = reversed(self.shape) if self.flipped else self.shape
+        return Layout(rows, columns, self.bits, self.group)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return RAW[self.dtype]
+
+    def write(self, values: torch.Tensor, blob: torch.Tensor) -> None:
+        place = blob[self.begin : self.begin + self.num_bytes]
+        if self.bits:
+            self.layout.write(quantise(values.T if self.flipped else values, self.bits, self.group), place)
+        else:
+            place[: values.numel() * self._dtype.itemsize].view(self._dtype).view(self.shape).copy_(values)
+
+    def read(self, blob: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor in ``dtype``; a view of the blob where it is stored so."""
+        place = blob[self.begin : self.begin + self.num_bytes]
+        if not self.bits:
+            return place[: math.prod(self.shape) * self._dtype.itemsize].view(self._dtype).view(self.shape).to(dtype)
+        matrix = dequantise(self.layout.read(place), dtype)
+        return matrix.T if self.flipped else matrix
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How an expert is stored at one precision: ``begin`` of its region, ``stride`` from one expert to the next."""
+
+    precision: str
+    tensors: tuple[StoredTensor, ...]
+    num_bytes: int
+    begin: int = 0
+
+    @property
+    def stride(self) -> int:
+        return _aligned(self.num_bytes, ALIGNMENT)
+
+    def encode(self, tensors: Tensors) -> torch.Tensor:
+        """The blob, uint8. Raise StoreError where a weight is beyond what the precision can hold."""
+        blob = torch.zeros(self.num_bytes, dtype=torch.uint8)
+        for tensor in self.tensors:
+            tensor.write(tensors[tensor.name], blob)
+            if not tensor.bits and not bool(tensor.read(blob, RAW[tensor.dtype]).isfinite().all()):
+                raise StoreError(f"{tensor.name} has weights that are not finite as {self.precision}")
+        return blob
+
+    def decode(self, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The stored tensors of a blob, in ``dtype``."""
+        return {tensor.name: tensor.read(blob, dtype) for tensor in self.tensors}
+
+
+def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozenset()) -> Variant:
+    """How experts whose stored tensors are shaped ``like`` these are stored at a precision.
+
+    Raise StoreError for a precision that has no stored form.
+    """
+    if precision not in RAW and precision not in GROUPED:
+        known = ", ".join([*RAW, *GROUPED, PRECISION])
+        raise StoreError(f"precision {precision} cannot be stored; a store holds {known}: choose another one")
+    bits, group = GROUPED.get(precision, (0, 0))
+    tensors, begin = [], 0
+    for name, values in like.items():
+        is_grouped = bits > 0 and values.dim() == 2
+        dtype = precision if precision in RAW else "fp16"
+        tensor = StoredTensor(
+            name, tuple(values.shape), begin, dtype, bits if is_grouped else 0, group if is_grouped else 0,
+            is_grouped and name in flipped,
+        )  # fmt: skip
+        tensors.append(tensor)
+        begin += tensor.num_bytes
+    return Variant(precision, tuple(tensors), begin)
+
+
+@dataclass(frozen=True)
+class StoreHeader:
+    """``identity`` says what is stored: a store with another one is another model's. ``distinct``: experts that have
+    blobs of their own, in order of site and id (all of them but in a stand-in). ``lossless``: by precision, whether
+    reading gives the model's own weights back. ``sha256`` is over the blobs, expert by expert, each by precision, the
+    ``resident`` part last (None: experts have none).
+    """
+
+    identity: Mapping[str, Any]
+    sites: int
+    experts: int
+    distinct: int
+    variants: tuple[Variant, ...]
+    lossless: tuple[bool, ...] = ()
+    sha256: str = "0" * 64
+    resident: Variant | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> StoreHeader:
+        plain = json.loads(text)
+        variants = tuple(_variant_from(variant) for variant in plain.pop("variants"))
+        resident = plain.pop("resident", None)
+        return cls(**{**plain, "variants": variants, "lossless": tuple(plain["lossless"]),
+                      "resident": None if resident is None else _variant_from(resident)})  # fmt: skip
+
+    @property
+    def parts(self) -> tuple[Variant, ...]:
+        """All that is stored of an expert, in the file's order."""
+        return self.variants if self.resident is None else (*self.variants, self.resident)
+
+    @property
+    def neurons(self) -> int:
+        """Of an expert that moves neuron by neuron; any other is one piece."""
+        return 1 if self.resident is None else self.variants[0].tensors[0].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole file."""
+        last = self.parts[-1]
+        return last.begin + self.distinct * last.stride
+
+    def number(self, site: int, expert: int) -> int:
+        """Of an expert among those that have blobs of their own."""
+        return (site * self.experts + expert) % self.distinct
+
+    def offset(self, precision: int, site: int, expert: int) -> int:
+        """Where the blob of an expert begins in the file."""
+        variant = self.parts[precision]
+        return variant.begin + self.number(site, expert) * variant.stride
+
+
+def _variant_from(plain: Mapping[str, Any]) -> Variant:
+    tensors = tuple(StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in plain["tensors"])
+    return Variant(**{**plain, "tensors": tensors})
+
+
+class Store:
+    """A store on disk, open for reading. ``close`` it, or use it as a context."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise StoreError, naming the file and what is wrong with it, if it is no whole store."""
+        self.path = path
+        self.header = read_header(path)
+        found = path.stat().st_size
+        if found != self.header.num_bytes:
+            raise StoreError(
+                f"{path} has {found} bytes, but its header tells of {self.header.num_bytes}: it was cut or altered; "
+                f"delete it, and the next run writes it anew"
+            )
+
+    def check_shape(self, geometry: Geometry) -> None:
+        """Raise StoreError unless it holds the experts of a run, in the sizes that the run counts with."""
+        held, g = self.header, geometry
+        sizes = tuple(variant.num_bytes for variant in held.variants)
+        if g.variant_bytes != sizes or (g.sites, g.experts) != (held.sites, held.experts):
+            raise StoreError(
+                f"{self.path} holds {held.sites} x {held.experts} experts of {sizes} B, the run needs "
+                f"{g.sites} x {g.experts} of {g.variant_bytes} B; build it with the stored_bytes of this store"
+            )
+
+    def bytes_of(self, precision: int) -> int:
+        """What a slot holds of an expert."""
+        return self.header.variants[precision].num_bytes
+
+    def decode(self, precision: int, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return self.header.variants[precision].decode(blob, dtype)
+
+    def read_resident(self) -> torch.Tensor | None:
+        """The bytes of the resident parts of all experts that have their own, uint8 [distinct, stride]."""
+        resident = self.header.resident
+        if resident is None:
+            return None
+        with self.path.open("rb") as stream:
+            stream.seek(resident.begin)
+            content = bytearray(stream.read(self.header.distinct * resident.stride))
+        return torch.frombuffer(content, dtype=torch.uint8).view(self.header.distinct, resident.stride)
+
+    def verify(self) -> None:
+        """Read all of it. Raise StoreError if its digest is not the header's."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as stream:
+            for number in range(self.header.distinct):
+                site, expert = divmod(number, self.header.experts)
+                for precision, variant in enumerate(self.header.parts):
+                    stream.seek(self.header.offset(precision, site, expert))
+                    digest.update(stream.read(variant.num_bytes))
+        if digest.hexdigest() != self.header.sha256:
+            raise StoreError(f"{self.path}: its content has another sha256 than its header tells; delete it")
+
+
+def read_header(path: Path) -> StoreHeader:
+    """Raise StoreError if the file is no store."""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                raise StoreError(f"{path} is no store of experts: it begins otherwise")
+            length = int(stream.readline(20))
+            if not 0 < length < HEADER_LIMIT:
+                raise ValueError(f"a header of {length} bytes")
+            return StoreHeader.from_json(stream.read(length).decode())
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{path}: its header is damaged ({error}); delete it, and the next run writes it anew"
+        ) from None
+
+
+def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisions: Sequence[str],
+                  tensors_of: Callable[[int, int], Tensors], *, distinct: int | None = None,
+                  advance: Callable[[int], None] = lambda done: None) -> Store:  # fmt: skip
+    """The store at ``path``; written first, expert by expert, if there is none, or one of another identity or form.
+
+    ``tensors_of(site, expert)`` gives stored tensors; one expert is in memory at a time. The file appears whole or not
+    at all. Raise StoreError, also where the disk is full.
+    """
+    header = plan_store(identity, forms, precisions, distinct)
+    if path.exists() and _is_same(path, header):
+        return Store(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + f".part{os.getpid()}")
+
+    def parts_of(site: int, expert: int) -> Tensors:
+        found = tensors_of(site, expert)
+        return found if header.resident is None else by_neuron(forms[site], found)
+
+    try:
+        _write(part, header, parts_of, advance)
+        os.replace(part, path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error.strerror}): it takes {header.num_bytes} bytes; make room, "
+                         f"or name another folder with engine.store_dir") from error  # fmt: skip
+    finally:
+        part.unlink(missing_ok=True)
+    return Store(path)
+
+
+def _is_same(path: Path, header: StoreHeader) -> bool:
+    found = read_header(path)
+    same = ("identity", "sites", "experts", "distinct", "variants", "resident")
+    one, other = json.loads(found.to_json()), json.loads(header.to_json())
+    return all(one[name] == other[name] for name in same)
+
+
+def plan_store(identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisions: Sequence[str],
+               distinct: int | None = None) -> StoreHeader:  # fmt: skip
+    """The header of a store that has not been written: where everything will be."""
+    like = forms[0].like
+    shapes = {name: values.shape for name, values in like.items()}
+    for form in forms:
+        own = {name: values.shape for name, values in form.like.items()}
+        if own != shapes:
+            raise StoreError(f"{form.layer.name}: its experts are {own}, those of the first site {shapes}")
+    experts = forms[0].layer.num_experts
+    total = len(forms) * experts
+    variants, resident = _variants_of(forms[0], precisions)
+    header = StoreHeader(
+        dict(identity), len(forms), experts, min(distinct or total, total), variants, (True,) * len(precisions),
+        resident=resident,
+    )  # fmt: skip
+    # The text has the same length whatever the offsets: they are told after it has been measured, with room to spare.
+    begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
+    placed = []
+    for part in header.parts:
+        placed.append(replace(part, begin=begin))
+        begin += header.distinct * part.stride
+    count = len(precisions)
+    return replace(header, variants=tuple(placed[:count]), resident=placed[count] if placed[count:] else None)
+
+
+def _variants_of(form: ExpertForm, precisions: Sequence[str]) -> tuple[tuple[Variant, ...], Variant | None]:
+    """How experts are stored at each precision, and what of them is not among it."""
+    if PRECISION not in precisions:
+        return tuple(variant_of(precision, form.like, form.flipped) for precision in precisions), None
+    if len(precisions) > 1:
+        raise StoreError(f"precision {PRECISION} goes with no other one, got {', '.join(precisions)}")
+    try:
+        like = by_neuron(form, form.like)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
+    pairs = replace(variant_of("fp16", {PAIRS: like[PAIRS]}), precision=PRECISION)
+    return (pairs,), variant_of(RESIDENT, {UP: like[UP]})
+
+
+def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Tensors],
+           advance: Callable[[int], None]) -> None:  # fmt: skip
+    digest, lossless = hashlib.sha256(), [True] * len(header.parts)
+    with path.open("wb") as stream:
+        # Room is taken at once, so that a full disk is known of before the work.
+        os.posix_fallocate(stream.fileno(), 0, header.num_bytes)
+        for number in range(header.distinct):
+            site, expert = divmod(number, header.experts)
+            tensors = tensors_of(site, expert)
+            for precision, variant in enumerate(header.parts):
+                blob = variant.encode(tensors)
+                content: Any = blob.numpy()
+                digest.update(content)
+                stream.seek(header.offset(precision, site, expert))
+                stream.write(content)
+                lossless[precision] = lossless[precision] and _is_lossless(variant, blob, tensors)
+            advance(number + 1)
+        # An expert has lost what any of its parts has.
+        whole = lossless if header.resident is None else [all(lossless)]
+        final = replace(header, lossless=tuple(whole), sha256=digest.hexdigest())
+        text = final.to_json().encode()
+        stream.seek(0)
+        stream.write(MAGIC + f"{len(text)}\n".encode() + text)
+        if stream.tell() > header.variants[0].begin:
+            raise StoreError(f"the header of {path} has grown over the blobs")
+
+
+def _is_lossless(variant: Variant, blob: torch.Tensor, tensors: Tensors) -> bool:
+    return all(
+        not t.bits and torch.equal(t.read(blob, tensors[t.name].dtype), tensors[t.name]) for t in variant.tensors
+    )
+
+
+def _aligned(num_bytes: int, to: int) -> int:
+    return -(-num_bytes // to) * to

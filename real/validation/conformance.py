@@ -1,0 +1,378 @@
+"""Conformance in time: the simulator replays everything that a run on a device took, and must come out where it did.
+
+A recorded run brings its durations (`real.driver.recording`); rules, queues and the order of things are the simulator's own.
+Where its next call differs from the recorded one, and both lie within ``TIE_NS`` in the recording, the recorded order
+is forced and counted: threads decide such ties, and no simulator can know how. Any other difference is an error that
+names the call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import simpy
+
+from real.driver.recording import NEVER_NS, Lengths, Recording, Service, lengths_of
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.engine.clock import (
+    ARRIVAL,
+    CPU_DONE,
+    GATE,
+    NEED_DONE,
+    PREDICTION,
+    SEQUENCE_END,
+    TRANSFER_END,
+    Alarm,
+    Clock,
+    Entry,
+)
+from sim.engine.engine import Engine
+from sim.engine.links import SERVICE, STARTED, ChunkedLink, Link, Machine, SharedLink
+from sim.machine.costs import Durations
+from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload
+from sim.values.record import Record
+from sim.values.types import HostCosts, Step
+from sim.workload.steps import Workload
+
+TIE_NS = 200_000
+LATENESS = 250
+"""So many ties late a thread may be: what was due closer to the end of a run need not have come."""
+MAX_MAKESPAN_ERROR, MAX_TOKEN_ERROR, MAX_FORCED = 0.005, 0.01, 0.01
+"""What a replay may differ by: of the makespan, of 95 % of the tokens' durations, of the calls."""
+CLASSES: dict[int, tuple[str, ...]] = {
+    TRANSFER_END: ("transfer_done", "head_done", "chunk_done"),
+    CPU_DONE: ("cpu_done",),
+    NEED_DONE: ("need_done",),
+    PREDICTION: ("prediction_ready",),
+    SEQUENCE_END: ("end_sequence", "begin_sequence"),
+    GATE: ("gate",),
+    ARRIVAL: ("begin_sequence",),
+}
+"""By class of an event's priority: the calls that it may begin with."""
+
+
+class NonconformanceError(RuntimeError):
+    """The simulator does something else than the recorded run did."""
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps' durations.
+
+    ``gap_ns`` is the time of the recorded run in which the stream neither computed nor stood idle for something: it is
+    replayed like the rest, so a driver that dawdles is seen only here.
+    """
+
+    calls: int
+    forced: int
+    recorded_ns: int
+    replayed_ns: int
+    token_error: float
+    gap_ns: int
+
+    @property
+    def makespan_error(self) -> float:
+        return abs(self.replayed_ns - self.recorded_ns) / self.recorded_ns
+
+    def check(self) -> None:
+        """Raise NonconformanceError if it is further off than it may be."""
+        for what, value, most in (
+            ("the makespan differs by", self.makespan_error, MAX_MAKESPAN_ERROR),
+            ("the 95th percentile of the steps' durations differs by", self.token_error, MAX_TOKEN_ERROR),
+            ("the order was forced in", self.forced / self.calls, MAX_FORCED),
+        ):
+            if value > most:
+                raise NonconformanceError(f"{what} {100 * value:.3g} %, but may by {100 * most:g} %: {self}")
+
+
+def conform(recording: Recording, controller: Controller, workload: Workload, durations: Durations,
+            tie_ns: int = TIE_NS) -> Conformance:  # fmt: skip
+    """Let the simulator replay a recorded run on a controller that has not been called yet.
+
+    ``durations`` are the nominal ones. Raise NonconformanceError where its calls are not those of the recording.
+    """
+    lengths = lengths_of(recording, controller.loader.wait)
+    order = RecordedOrder(recording, tie_ns)
+    guided = GuidedController(controller, recording, order)
+    replayed = cast(Workload, RecordedWorkload(workload, recording.asked_ns))
+    engine = ReplayEngine(order, cast(Controller, guided), replayed, ReplayedDurations(durations, lengths, tie_ns),
+                          lengths, tie_ns)  # fmt: skip
+    order.run(until=engine.done)
+    if len(guided.log) < len(recording.calls):
+        raise NonconformanceError(str(Difference(recording.calls[len(guided.log)], None)))
+    controller.finish()
+    return Conformance(
+        len(recording.calls), order.forced, recording.record.makespan_ns, engine.record.makespan_ns,
+        _token_error(recording.record, engine.record), lengths.gap_ns(recording),
+    )  # fmt: skip
+
+
+def _token_error(recorded: Record, replayed: Record) -> float:
+    spans = [np.array(record.step_end_ns) - np.array(record.step_start_ns) for record in (recorded, replayed)]
+    return float(np.percentile(np.abs(spans[1] - spans[0]) / np.maximum(spans[0], 1), 95))
+
+
+class RecordedOrder(Clock):
+    """A clock and event heap that takes the recorded run's next call first, where it is a tie.
+
+    An event that is held up happens later than it was to: at the time of what went before it.
+    """
+
+    def __init__(self, recording: Recording, tie_ns: int) -> None:
+        super().__init__()
+        self._calls, self._call_ns, self._tie_ns = recording.calls, recording.record.call_ns, tie_ns
+        self.num_made = 0
+        """Calls made so far: the recorded one of this number comes next."""
+        self.forced = 0
+
+    def run(self, until: simpy.Event) -> None:
+        simpy.Environment.run(self, until)
+
+    def step(self) -> None:
+        """The next event: the first, or the recorded one."""
+        if not self._queue:
+            raise simpy.core.EmptySchedule
+        first = self._queue[0]
+        if not self._takes(first) and self._is_tie(first) and self._take_recorded():
+            return
+        self._ring(heapq.heappop(self._queue))
+
+    def _take_recorded(self) -> bool:
+        """Let the event happen that makes the recorded next call, before its turn; False if there is none."""
+        found = min((event for event in self._queue if self._takes(event)), default=None)
+        if found is None or found[0] > self.peek() + self._tie_ns:
+            return False
+        self._queue.remove(found)
+        heapq.heapify(self._queue)
+        self.forced += 1
+        self._ring(found)
+        return True
+
+    @property
+    def next_call(self) -> Call | None:
+        return self._calls[self.num_made] if self.num_made < len(self._calls) else None
+
+    def _ring(self, entry: Entry) -> None:
+        time_ns, _, _, event = entry
+        self._now = max(self._now, time_ns)
+        if isinstance(event, Alarm):
+            event.at_ns = self._now
+        for callback in event.callbacks:
+            callback(event)
+
+    def _takes(self, entry: Entry) -> bool:
+        """Whether an event makes the recorded next call, as far as its priority tells."""
+        call = self.next_call
+        return call is None or _may_make(entry[1], call)
+
+    def _is_tie(self, entry: Entry) -> bool:
+        """Whether an event's own call lies close to the recorded next one in the recording."""
+        until_ns = self._call_ns[self.num_made] + self._tie_ns
+        for index in range(self.num_made, len(self._calls)):
+            if self._call_ns[index] > until_ns:
+                return False
+            if _may_make(entry[1], self._calls[index]):
+                return True
+        return False
+
+
+def _may_make(priority: int, call: Call) -> bool:
+    rank, number = priority >> 48 << 48, priority & ((1 << 48) - 1)
+    if call.kind not in CLASSES.get(rank, ()):
+        return False
+    if rank == TRANSFER_END:
+        return (call.argument, 3 - call.link) == (number >> 2, number & 3)
+    return rank != PREDICTION or call.argument == number
+
+
+class GuidedController(RecordedController):
+    """A controller whose calls, and their answers, must be those of a recording."""
+
+    def __init__(self, controller: Controller, recording: Recording, order: RecordedOrder) -> None:
+        super().__init__(controller)
+        self._recorded, self._order = recording.calls, order
+
+    def _write(self, kind: str, argument: int, **answered: Any) -> None:
+        super()._write(kind, argument, **answered)
+        index = len(self.log) - 1
+        recorded = self._recorded[index] if index < len(self._recorded) else None
+        if recorded != self.log[-1]:
+            raise NonconformanceError(str(Difference(recorded, self.log[-1])))
+        self._order.num_made += 1
+
+
+class ReplayedDurations:
+    """The nominal durations, with those of a recording where the engine asks in a known order."""
+
+    def __init__(self, nominal: Durations, lengths: Lengths, tie_ns: int) -> None:
+        self._nominal, self._lengths, self._late_ns = nominal, lengths, LATENESS * tie_ns
+        self.host = HostCosts()
+        self._cpu, self._ticks = iter(lengths.cpu), enumerate(lengths.gate_ns)
+
+    @property
+    def prediction_ns(self) -> int:
+        """Asked once a gate."""
+        tick, gate_ns = next(self._ticks)
+        missing_ns = self._lengths.if_missing(gate_ns, self._nominal.prediction_ns, self._late_ns)
+        return self._lengths.prediction.get(tick, missing_ns)
+
+    def dense_ns(self, step: Step) -> Sequence[int]:
+        by_site = dict(zip(step.sites, self._lengths.dense[step.index], strict=True))
+        return [by_site.get(site, 0) for site in range(step.sites[-1] + 1)]
+
+    def tail_ns(self, step: Step) -> int:
+        return self._lengths.tail[step.index]
+
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        return self._nominal.expert_ns(precision, site, tokens)
+
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        """Asked once a submission."""
+        return next(self._cpu, NEVER_NS)
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self._nominal.hop_ns(link, moved_bytes)
+
+    def latency_ns(self, link: int) -> int:
+        return self._nominal.latency_ns(link)
+
+
+class ReplayEngine(Engine):
+    """The simulator, with a recording's durations for what it computes and moves: every computation has its own."""
+
+    is_arithmetic = False
+
+    def __init__(self, env: RecordedOrder, controller: Controller, workload: Workload, durations: Any,
+                 lengths: Lengths, tie_ns: int) -> None:  # fmt: skip
+        self._lengths, self._tie_ns = lengths, tie_ns
+        super().__init__(env, controller, workload, durations)
+        self._only_link = None
+
+    def _make_links(self) -> Sequence[Link]:
+        return [make_link(self, link, self._lengths, self._tie_ns) for link in range(self.controller.route.links)]
+
+    def _compute(self, key: int, row: int) -> None:
+        self._free_ns += self._lengths.compute.get(row, NEVER_NS)
+        if self.controller.waiting:
+            self._releases.append((self._free_ns, key))
+
+    def _on_need_done(self, alarm: Alarm) -> None:
+        self._release_is_set = False
+        if self._releases and self._releases[0][0] <= alarm.at_ns:
+            self._release(self._releases.popleft()[1], alarm.at_ns)
+            self._end_site_if_done(alarm.at_ns)
+        elif self._releases:
+            self._set_release(alarm.at_ns)
+
+
+class Measured(Link):
+    """A link whose services take what they took in a recording. Each has it to itself: the sharing is in the times."""
+
+    lengths: Lengths
+    tie_ns: int
+    _current: Service = (-1, -1, -1)
+
+    def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
+        self._seen = vars(self).setdefault("_seen", {})
+        nth = self._seen[transfer.number] = self._seen.get(transfer.number, -1) + 1
+        self._current = (transfer.number, self.index, nth)
+        super()._serve(transfer, now, engine)
+
+    def service_ns(self, transfer: Transfer) -> int:
+        found = self.lengths.service.get(self._current)
+        return self._if_missing(self._nominal_ns(transfer)) if found is None else found
+
+    def _nominal_ns(self, transfer: Transfer) -> int:
+        nominal_ns = super().service_ns(transfer)
+        # A link asks once for a size, but here every service has its own time.
+        self._hop_ns.clear()
+        return nominal_ns
+
+    def _head_ns(self, transfer: Transfer) -> int:
+        found, nominal_ns = self.lengths.head.get(self._current), super()._head_ns(transfer)
+        if found is not None:
+            return found
+        if nominal_ns >= self._nominal_ns(transfer):
+            return NEVER_NS
+        return nominal_ns if self._current in self.lengths.service else self._if_missing(nominal_ns)
+
+    def _if_missing(self, nominal_ns: int) -> int:
+        begun_ns = self.lengths.begun_ns.get(self._current, 0)
+        return self.lengths.if_missing(begun_ns, nominal_ns, LATENESS * self.tie_ns)
+
+
+class MeasuredChunks(Measured, ChunkedLink):
+    """A service that was cut is cut where it was, if the simulator would cut it there, too."""
+
+    def service_ns(self, transfer: Transfer) -> int:
+        return NEVER_NS if self._current in self.lengths.cut else super().service_ns(transfer)
+
+    def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
+        since_ns = self._services[self._service * SERVICE + STARTED]
+        chunk = self._first_chunk(transfer, now - since_ns)
+        if chunk is not None:
+            self.cut_at, end_ns = chunk
+            self._cut_service = self._service
+            alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self.cut_at))
+            alarm.set(since_ns + end_ns, self._order(transfer))
+
+    def _ring(self, transfer: Transfer, service: int, chunks: int, alarm: Alarm) -> None:
+        self._on_cut(transfer, service, chunks, alarm.at_ns)
+
+    def _first_chunk(self, transfer: Transfer, elapsed_ns: int) -> tuple[int, int] | None:
+        """Number and end of the first chunk that ends later, unless it is the last."""
+        size, cut = self._chunk_bytes, self.lengths.cut.get(self._current)
+        assert size is not None
+        nominal_ns = [self._durations.hop_ns(self.index, end) for end in range(size, transfer.left_bytes, size)]
+        chunks = bisect_right(nominal_ns, elapsed_ns)
+        if cut is not None and cut[0] // size <= chunks + 1 and cut[1] > elapsed_ns:
+            return cut[0] // size, cut[1]
+        if chunks == len(nominal_ns):
+            return None
+        # A loader is late now and then; by when it came to the chunk's end the reason for a cut may have been gone.
+        end_ns = nominal_ns[chunks] + (self.tie_ns if cut is None else 0)
+        return (chunks + 1, end_ns) if end_ns < self.service_ns(transfer) else None
+
+
+class MeasuredEngines(Measured, SharedLink):
+    """Engines that share a link: their times have the sharing in them."""
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self._alarmed: set[int] = set()
+
+    def service_ns(self, transfer: Transfer) -> int:
+        # All of it is latency, which is not shared.
+        self._latency_ns = self.lengths.service.get(self._current, NEVER_NS)
+        return self._latency_ns
+
+    def _set_alarm(self, now: int) -> None:
+        """Each service has an alarm of its own: none changes because another ends."""
+        for engine in self._working:
+            if engine.service not in self._alarmed:
+                self._alarmed.add(engine.service)
+                order = self._order(engine.transfer)
+                Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns, order)
+
+    def _ring(self, order: int, alarm: Alarm) -> None:
+        self._on_change(order, alarm.at_ns)
+
+
+def make_link(engine: ReplayEngine, index: int, lengths: Lengths, tie_ns: int) -> Measured:
+    """The link of the simulator that has so many engines, and chunks or not."""
+    controller = engine.controller
+    kind = Measured
+    if controller.route.engines[index] > 1:
+        kind = MeasuredEngines
+    elif controller.loader.chunk_bytes is not None and not controller.route.head_bytes[index]:
+        kind = MeasuredChunks
+    link = kind(engine, index)
+    link.lengths, link.tie_ns = lengths, tie_ns
+    return link

@@ -1,0 +1,1 @@
+"""Answers to questions about finished runs: comparisons, explanations and what-ifs."""

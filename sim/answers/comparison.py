@@ -1,0 +1,167 @@
+"""Two runs side by side: may they be compared, where does the difference of their time come from, who is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.results.labels import Labels, labels_in
+from sim.results.latency import Floats, decode_time_and_tokens, prefill_time, whole_time
+from sim.results.outputs import served
+from sim.results.paired import Paired, paired
+from sim.results.run import Run
+from sim.results.stalls import STALL_PARTS
+from sim.study.trials import Trial
+from sim.traces.trace import trace_sha256
+from sim.values.units import gib
+
+SAME = ("model", "hardware", "trace", "workload")
+"""Sections of a configuration that two runs must share, for their difference to be that of the systems."""
+PLACES = frozenset({"trace.path"})
+"""Where something lies, not what it is."""
+COMPUTE = "compute"
+ABSENT = "(not set)"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Run A against run B.
+
+    ``parts``: by part of the makespan (compute, then stall parts) A's and B's time in ns; either column sums to the
+    makespan, so that the differences sum to the makespans'. ``ratios``: how many times as fast A is, by what is timed.
+    """
+
+    names: tuple[str, str]
+    parts: Mapping[str, tuple[int, int]]
+    ratios: Mapping[str, Paired]
+    labels: tuple[Labels, Labels]
+    served: tuple[str, str] = ("", "")
+    """At which precisions A and B serve, and what they leave out, in words."""
+    staging_bytes: tuple[int, int] = (0, 0)
+    """The most that A and B held in staging slots, which come on top of the budget."""
+
+    @property
+    def makespans_ns(self) -> tuple[int, int]:
+        return sum(a for a, _ in self.parts.values()), sum(b for _, b in self.parts.values())
+
+    @property
+    def verdict(self) -> Paired:
+        """All steps of all sequences, or, where requests arrive over time, their latency."""
+        return next(iter(self.ratios.values()))
+
+
+def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
+    """Compare two runs. Raise ValueError, naming both values, if they are not of the same trace, machine and budget."""
+    check_comparable(names, conditions_of(a), conditions_of(b))
+    parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
+    ratios = {}
+    if a.summary["contracts"]["arrivals"] is not None:
+        ratios["latency"] = paired(_latency(a), _latency(b))
+    ratios["all steps"] = paired(whole_time(a), whole_time(b))
+    for name, of in (("prefill", prefill_time), ("decode", lambda one: decode_time_and_tokens(one)[0])):
+        ours, theirs = of(a), of(b)
+        if ours.any() and theirs.any():
+            ratios[name] = paired(ours, theirs)
+    return Comparison(
+        names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
+        (labels_in(a.summary), labels_in(b.summary)), (served(a.summary), served(b.summary)),
+        (_staging_bytes(a.summary), _staging_bytes(b.summary)),
+    )  # fmt: skip
+
+
+def _staging_bytes(summary: Mapping[str, Any]) -> int:
+    return int(summary["peak_bytes"]["staging"])
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What two runs must share: the sections of ``SAME``, the trace, its sequences, the bytes for experts."""
+
+    config: Mapping[str, Any]
+    sha256: str
+    sequences: Sequence[int]
+    allowed_bytes: int
+    share: float
+
+
+def conditions_of(one: Trial | Run) -> Conditions:
+    """The conditions of a run that has been made, or of one that could be."""
+    if isinstance(one, Run):
+        numbers = sorted(item.sequence for item in one.workload.sequences)
+        allowed = _offered_bytes(one.config, one.controller.geometry.capacity_bytes)
+        return Conditions(one.config, trace_sha256(one.trace.header), numbers, allowed, one.resident_share)
+    budget, numbers = one.summary["budget"], sorted(one.sequences["sequence"].to_list())
+    allowed = _offered_bytes(one.config, budget["allowed_bytes"])
+    return Conditions(one.config, one.summary["trace"]["sha256"], numbers, allowed, budget["resident_share"])
+
+
+def _offered_bytes(config: Mapping[str, Any], allowed_bytes: int) -> int:
+    """The bytes that a run was given for experts, even if all of its experts take fewer."""
+    given_gib = config["budget"].get("slots_gib")
+    return allowed_bytes if given_gib is None else gib(given_gib)
+
+
+def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> None:
+    """Raise ValueError, naming the first thing that differs and both values."""
+    told: list[tuple[str, object, object]] = [("trace sha256", a.sha256, b.sha256)]
+    for section in SAME:
+        ours, theirs = (leaves(section, one.config.get(section)) for one in (a, b))
+        keys = sorted({*ours, *theirs} - PLACES, key=lambda key: (key != f"{section}.name", key))
+        told += [(key, ours.get(key, ABSENT), theirs.get(key, ABSENT)) for key in keys]
+    told.append(("sequences", a.sequences, b.sequences))
+    told.append(("bytes for experts", a.allowed_bytes, b.allowed_bytes))
+    for what, mine, other in told:
+        if mine != other:
+            way = f"run both with the same {what}"
+            if what == "bytes for experts":
+                lower, higher = b.share * a.allowed_bytes / b.allowed_bytes, a.share * b.allowed_bytes / a.allowed_bytes
+                ways = [
+                    f"{name} budget.resident_share={share:g}"
+                    for name, share in ((names[1], lower), (names[0], higher))
+                    if share <= 1
+                ]
+                way = (f"a share is of the highest precision's bytes (here {a.share:g} and {b.share:g}); give "
+                       f"{', or '.join([*ways, 'both the same budget.slots_gib'])}")  # fmt: skip
+            raise ValueError(
+                f"{names[0]} has {what}={short(mine)}, {names[1]} has {what}={short(other)}; only runs that differ "
+                f"in their mechanisms alone can be compared: {way}"
+            )
+
+
+def leaves(prefix: str, value: object) -> dict[str, object]:
+    """The values of a section of a configuration by their dotted keys."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, object] = {}
+    for key, below in value.items():
+        found |= leaves(f"{prefix}.{key}", below)
+    return found
+
+
+def short(value: object) -> str:
+    """A value as far as a message has room for it."""
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _parts(name: str, summary: Mapping[str, Any]) -> dict[str, int]:
+    """The makespan of a run in ns, by what it was spent on. Raise ValueError if that is not the makespan."""
+    parts = {COMPUTE: _ns(summary["compute_busy_s"]), **{part: _ns(summary["stall_s"][part]) for part in STALL_PARTS}}
+    if sum(parts.values()) != _ns(summary["makespan_s"]):
+        raise ValueError(
+            f"{name}: compute_busy_s and stall_s sum to {sum(parts.values())} ns, not to makespan_s="
+            f"{summary['makespan_s']}; summary.json has been changed, run it again"
+        )
+    return parts
+
+
+def _ns(seconds: float) -> int:
+    """Seconds in a summary are whole ns / 1e9, which a float tells apart up to 2^52 ns (52 days)."""
+    return round(seconds * 1e9)
+
+
+def _latency(one: Trial) -> Floats:
+    return (one.sequences["end_ns"] - one.sequences["arrival_ns"]).to_numpy().astype(np.float64)

@@ -1,0 +1,68 @@
+"""The figure of a what-if: speed against what is varied, with 95 % intervals and where it turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.results.labels import write_on
+
+if TYPE_CHECKING:
+    from sim.whatif import Answer
+
+FORMATS = ("png", "svg")
+
+
+def draw(directory: Path, found: Answer, system: str) -> None:
+    """Write ``figure.png`` and ``figure.svg``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
+
+    # Text stays text, and the file the same from run to run.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whatif"}):
+        figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
+        by_series = {row.series: [r for r in found.rows if r.series == row.series] for row in found.rows}
+        if all(len(rows) == 1 for rows in by_series.values()):
+            by_series = {"decode": list(found.rows)}
+        for (name, rows), marker in zip(by_series.items(), "osD^v", strict=False):
+            x, y = [row.value for row in rows], [row.tokens_per_s for row in rows]
+            known = [row.interval or (row.tokens_per_s,) * 2 for row in rows]
+            below = [max(0.0, speed - low) for speed, (low, _) in zip(y, known, strict=True)]
+            above = [max(0.0, high - speed) for speed, (_, high) in zip(y, known, strict=True)]
+            axis.errorbar(x, y, yerr=[below, above], marker=marker, capsize=3, label=name)
+        for value, what, style in _turns(found):
+            axis.axvline(value, color="0.4", linestyle=style, linewidth=1, label=f"{what}: {value:.3g}")
+        axis.set(xlabel=found.axis, ylabel="decode (tokens/s)")
+        if found.is_log:
+            # Where one thing decides, speed is a straight line here.
+            axis.set(xscale="log", yscale="log")
+            shown = sorted({row.value for row in found.rows})
+            axis.set_xticks(shown, [f"{value:g}" for value in shown], minor=False)
+            axis.set_xticks([], minor=True)
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            axis.yaxis.set_minor_formatter("{x:g}")
+        else:
+            axis.set_ylim(0, None)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=8)
+        title = f"{system}; 95 % intervals over the trace's sequences"
+        figure.suptitle(title, fontsize=9)
+        write_on(figure, found.labels)
+        for kind in FORMATS:
+            figure.savefig(directory / f"figure.{kind}", dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        plt.close(figure)
+
+
+def _turns(found: Answer) -> list[tuple[float, str, str]]:
+    lines = []
+    even = found.break_even
+    shown = [row.value for row in found.rows]
+    if even is not None and even.value is not None and min(shown) <= even.value <= max(shown):
+        lines.append((even.value, even.what, "--"))
+    if found.knee is not None:
+        lines.append((found.knee, "knee", ":"))
+    return lines

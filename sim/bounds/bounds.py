@@ -1,0 +1,221 @@
+"""What no system can beat: proven lower bounds on a run's time, and the fewest loads of any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.bounds.problem import kept_outside, loads_all, problem_of, resident_bytes, stays_until_next, work_of
+from sim.bounds.relaxation import relaxed_ns
+from sim.core.controller import Controller
+from sim.core.slots import Slots
+from sim.machine.costs import Durations, least_hop_ns
+from sim.policies.base import IntArray
+from sim.workload.steps import Needs, Workload
+
+MAX, RELAXATION = "max", "relaxation"
+METHODS = (MAX, RELAXATION)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What no run takes less than: ``lower_ns`` is the largest of its parts.
+
+    ``relaxed_ns`` is None where the relaxation was not asked for; ``why_no_belady`` says why ``belady_loads`` is None,
+    where it is.
+    """
+
+    compute_ns: int
+    link_ns: int
+    belady_loads: int | None
+    why_no_belady: str | None
+    relaxed_ns: int | None = None
+
+    @property
+    def lower_ns(self) -> int:
+        return max(self.compute_ns, self.link_ns, self.relaxed_ns or 0)
+
+    @property
+    def method(self) -> str:
+        return MAX if self.relaxed_ns is None else RELAXATION
+
+
+def lower_bounds(workload: Workload, durations: Durations, controller: Controller, method: str = MAX) -> Bounds:
+    """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
+
+    Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
+    skipped, rerouted or computed on the CPU). Each link: needs that must be served by a load of the highest precision,
+    loaded as few times as any cache of the same bytes (of the device, and of a managed tier inside the link) and the
+    same initial contents allows (``fewest_loads``), and over link 0 dense blocks where they are streamed. What a lower
+    precision, a skip, another expert, the CPU or a part of the bytes may serve counts nothing.
+
+    ``method``: ``max`` of these, or also the ``relaxation`` of compute and a link at once (``sim.bounds.relaxation``), which
+    takes a few seconds.
+    """
+    needs, slots, loader = workload.needs, controller.slots, controller.loader
+    geometry = slots.geometry
+    permitted = _permitted(controller, needs)
+    must_load = np.array([answers == (0,) for answers in permitted], np.bool_)
+    if not (loads_all(controller) and controller.payload.whole):
+        must_load[:] = False
+    item = workload.gate_site[needs.tick] * geometry.units + needs.expert
+    held = {key for key in slots.initial if key < geometry.plane}
+    first_keys = [geometry.key(0, site, 0) for site in range(geometry.sites)]
+    least_bytes, least_slot = (
+        min(map(geometry.bytes_of, first_keys)),
+        min(geometry.slot_bytes[key] for key in first_keys),
+    )
+    # The budget, not what this cache makes of it: the bound is for every cache.
+    high_slots = geometry.capacity_bytes // least_slot + loader.staging_slots
+    whole = stays_until_next(workload, controller)
+    # What pools that overflow may leave before the gate after each need's.
+    most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_slot
+    over = most if loader.retention == "after_batch" else np.zeros_like(most)
+    requests = needs.tick[must_load], item[must_load]
+
+    def fewest(link: int) -> int:
+        """Loads over a link."""
+        room, there = kept_outside(controller, link)
+        more, inside = room // least_bytes, held | {key for key in there if key < geometry.plane}
+        over_there = over[must_load] + more if over.any() else over[must_load]
+        return fewest_loads(*requests, high_slots + more, inside, whole[must_load], over_there)
+
+    why = _why_no_belady(controller)
+    belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
+    # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
+    blocks = (workload.num_gates - loader.dense_slots, min(controller.dense_bytes)) if loader.dense_slots else (0, 0)
+    links, engines = range(controller.route.links), controller.route.engines
+    link_ns = max(
+        _link_ns(durations, link, engines[link], ((fewest(link), least_bytes), (0, 0) if link else blocks))
+        for link in links
+    )
+    work = work_of(workload, durations, controller, permitted)
+    relaxed = None
+    if method == RELAXATION:
+        # A link that is no slower than the one to the device hardly ever says more.
+        slow = [link for link in links if not link or least_hop_ns(durations, link, least_bytes) >
+                least_hop_ns(durations, 0, least_bytes)]  # fmt: skip
+        relaxed = max(relaxed_ns(problem_of(workload, durations, controller, work, permitted, link)) for link in slow)
+    return Bounds(int(work.compute_ns.sum()), link_ns, belady, why, relaxed)
+
+
+def _link_ns(durations: Durations, link: int, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
+    """The least time of a link for so many ``transfers`` of so many bytes each.
+
+    Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a time.
+    """
+    needed = [(count, least_hop_ns(durations, link, size)) for count, size in transfers if count > 0]
+    if not needed:
+        return 0
+    latency, occupied = durations.latency_ns(link), sum(count * hop_ns for count, hop_ns in needed)
+    drawn = sum(count * (hop_ns - latency) for count, hop_ns in needed)
+    return occupied if engines == 1 else max(latency + drawn, -(-occupied // engines))
+
+
+def _why_no_belady(controller: Controller) -> str | None:
+    """Why Belady's rule does not give the fewest loads, if it does not."""
+    geometry, loader = controller.geometry, controller.loader
+    if len(geometry.precisions) > 1 or geometry.site_bytes is not None:
+        return "variants of several sizes"
+    if not loads_all(controller):
+        return "needs that may be computed elsewhere or not at all"
+    if controller.selector.reroutes:
+        return "needs that other experts may serve"
+    if not controller.payload.whole:
+        return "accesses that move parts of a variant"
+    if loader.staging_slots or loader.retention != "strict":
+        return "variants held outside the pools"
+    return None
+
+
+def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int],
+                 whole: NDArray[np.bool_] | None = None, over: IntArray | None = None) -> int:  # fmt: skip
+    """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal slots.
+
+    Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the
+    most such intervals that fit are found by dropping, whenever too many overlap, those that end last (Belady's rule).
+    At its own gate's boundary an item takes a slot anyway where ``whole`` is set for its request: such a gate's needs
+    are pinned together until the next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what
+    is kept counts. ``over``, by request: how many items its gate may leave even where that is more than ``slots``
+    (``retention: after_batch``). Valid below every run: its residents at a boundary never exceed the slots, and each
+    need that was not resident at its gate's boundary is loaded at least once.
+    """
+    next_use: dict[int, int] = {}
+    upcoming: list[int] = [0] * len(item)
+    ticks, items = tick.tolist(), item.tolist()
+    for index in range(len(items) - 1, -1, -1):
+        upcoming[index] = next_use.get(items[index], -1)
+        next_use[items[index]] = ticks[index]
+    kept: dict[int, int] = {}
+    ends: list[tuple[int, int]] = []
+
+    def keep(what: int, until: int) -> None:
+        kept[what] = until
+        heappush(ends, (-until, what))
+
+    def trim(pinned: frozenset[int], capacity: int) -> None:
+        held_back = []
+        free = capacity - len(pinned) + sum(what in kept for what in pinned)
+        while len(kept) > free:
+            end, what = heappop(ends)
+            if kept.get(what) != -end:
+                continue
+            if what in pinned:
+                held_back.append((end, what))
+            else:
+                del kept[what]
+        for entry in held_back:
+            heappush(ends, entry)
+
+    for what in initial:
+        if what in next_use:
+            keep(what, next_use[what])
+    trim(frozenset(), slots)
+    loads = 0
+    index = 0
+    while index < len(items):
+        gate = index
+        while index < len(items) and ticks[index] == ticks[gate]:
+            if kept.pop(items[index], None) is None:
+                loads += 1
+            index += 1
+        for at in range(gate, index):
+            if upcoming[at] >= 0:
+                keep(items[at], upcoming[at])
+        pinned = frozenset(items[gate:index]) if whole is not None and whole[gate] else frozenset()
+        capacity = slots if over is None else max(slots, int(over[gate]))
+        trim(pinned if len(pinned) <= capacity else frozenset(), capacity)
+    return loads
+
+
+def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]) -> int:
+    """The same, each pool on its own: what Belady's cache would load with this division of the slots."""
+    pool_of = np.array(slots.pool_of, np.int64)
+    pool = pool_of[item]
+    total = 0
+    for number, capacity in enumerate(slots.capacity_bytes):
+        mine = pool == number
+        own = {key for key in held if pool_of[key] == number}
+        fit = capacity // slots.geometry.slot_sizes[0]
+        total += fewest_loads(needs.tick[mine], item[mine], fit, own, whole[mine])
+    return total
+
+
+def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
+    """By need, every precision that may serve it, and SKIP or REROUTE where it may be left out or sent elsewhere."""
+    selector, last = controller.selector, len(controller.geometry.precisions) - 1
+
+    def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
+        # What is there at a higher precision serves, too; at a lower one only where the loader says so.
+        lowest = last if controller.loader.low_for_high else max(answers)
+        return (*range(lowest + 1), *(answer for answer in answers if answer < 0))
+
+    if selector.constant is not None:
+        return [serving((selector.constant,))] * len(needs.tick)
+    scores, back = np.unique(needs.score, return_inverse=True)
+    found = [serving(selector.permitted(score)) for score in scores.tolist()]
+    return [found[index] for index in back.tolist()]

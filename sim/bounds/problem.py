@@ -1,0 +1,229 @@
+"""What a run has to do whatever its policies decide: the work of each interval, and what each gate must find there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.bounds.relaxation import NEVER, Ints, Problem, Requests
+from sim.core.controller import Controller
+from sim.machine.costs import Durations, least_hop_ns
+from sim.values.types import Geometry, Place
+from sim.workload.steps import Workload
+
+Permitted = Sequence[tuple[int, ...]]
+"""By need, every precision that may serve it; a negative one where it may be left out, or another expert may serve."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The compute stream's work by interval [N + 1], in ns: before the first gate, then after each gate.
+
+    ``after_ns``: the part that comes after the arrival of any need of the interval's gate; all of it where the gate
+    needs nothing.
+    """
+
+    compute_ns: Ints
+    after_ns: Ints
+
+
+def loads_all(controller: Controller) -> bool:
+    """Whether every need is computed on the device."""
+    return controller.placement.constant == Place.LOAD
+
+
+def work_of(workload: Workload, durations: Durations, controller: Controller, permitted: Permitted) -> Work:
+    """Dense work, tails, host time, and each need at its cheapest permitted variant: 0 where it may be
+    skipped, rerouted or computed on the CPU.
+    """
+    gates, host = workload.num_gates, durations.host
+    compute, after = np.zeros(gates + 1, np.int64), np.zeros(gates + 1, np.int64)
+    gate = 0
+    for step in workload.steps:
+        dense, last = durations.dense_ns(step), len(step.sites)
+        before = [dense[site] + host.sync_ns for site in step.sites]
+        after[gate : gate + last] += before
+        after[gate + 1 : gate + last + 1] += host.post_ns
+        after[gate + last] += durations.tail_ns(step)
+        gate += last
+    compute += after
+    compute[1:] += host.issue_ns
+    if not loads_all(controller):
+        return Work(compute, compute)
+    needs = workload.needs
+    cost = _cheapest_ns(workload, durations, permitted)
+    np.add.at(compute, needs.tick + 1, cost)
+    least = np.full(gates + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, needs.tick + 1, cost)
+    has_needs = np.bincount(needs.tick + 1, minlength=gates + 1) > 0
+    return Work(compute, np.where(has_needs, after + np.where(has_needs, least, 0), compute))
+
+
+def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted) -> Ints:
+    known: dict[tuple[tuple[int, ...], int, int], int] = {}
+    needs = workload.needs
+    cost = np.empty(len(needs.tick), np.int64)
+    sites = workload.gate_site[needs.tick].tolist()
+    for index, at in enumerate(zip(permitted, sites, needs.tokens.tolist(), strict=True)):
+        if at not in known:
+            answers, site, tokens = at
+            known[at] = min(0 if p < 0 else durations.expert_ns(p, site, tokens) for p in answers)
+        cost[index] = known[at]
+    return cost
+
+
+def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.bool_]:
+    """By need, whether it is certain to stay on the device from its gate to the next.
+
+    A gate of one token is not served in waves: any pool must hold what one token needs (staging need not). Pools that
+    may overflow hold every gate's needs until the next.
+    """
+    needs, loader = workload.needs, controller.loader
+    count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
+    is_whole = (count <= controller.geometry.top_k) | (loader.retention == "after_batch")
+    found: NDArray[np.bool_] = is_whole & (loader.replay_unit == "union" and not loader.staging_slots)
+    return found
+
+
+def resident_bytes(workload: Workload, controller: Controller) -> Ints:
+    """By gate [N], the most that can be resident just before it, the staging slots included.
+
+    Pools that overflow are trimmed by then to what the last gate pinned; where there are several, the others may be
+    full besides.
+    """
+    geometry, loader = controller.geometry, controller.loader
+    largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
+    budget = geometry.capacity_bytes // unit * unit + loader.staging_slots * largest
+    gates = workload.num_gates
+    if loader.retention != "after_batch":
+        return np.full(gates, budget)
+    pinned = np.bincount(workload.needs.tick + 1, minlength=gates + 1)[:gates] * largest
+    found: Ints = pinned + budget if len(controller.slots.capacity_bytes) > 1 else np.maximum(budget, pinned)
+    return found
+
+
+def _arriving_bytes(controller: Controller) -> int:
+    """What may be on its way besides, where pools overflow; elsewhere it has its place in ``resident_bytes``."""
+    geometry, loader = controller.geometry, controller.loader
+    if loader.retention != "after_batch":
+        return 0
+    if loader.slot_claim == "queue":
+        return geometry.capacity_bytes
+    return controller.route.engines[0] * loader.in_flight * max(geometry.slot_sizes)
+
+
+def _unit_bytes(geometry: Geometry) -> int:
+    """What every slot's size is a multiple of."""
+    if geometry.held_bytes:
+        return gcd(*geometry.held_bytes)
+    return gcd(*geometry.variant_bytes, *(size for sizes in geometry.site_bytes or () for size in sizes))
+
+
+def _as_moved(geometry: Geometry, held: Ints) -> Ints:
+    """The most that all that takes so many bytes of slots may have moved, rounded down."""
+    pairs = zip(geometry.variant_bytes, geometry.slot_sizes, strict=True)
+    most: Ints = np.max([held * moved // slot for moved, slot in pairs], axis=0)
+    return most if geometry.held_bytes else held
+
+
+def problem_of(workload: Workload, durations: Durations, controller: Controller, work: Work,
+               permitted: Permitted, link: int = 0) -> Problem:  # fmt: skip
+    """The run as the relaxation sees it, on one link. Without requests where needs may be served by parts of a variant,
+    on the CPU, or not at all.
+    """
+    parts = _dense_blocks(workload, durations, controller, link)
+    if loads_all(controller) and controller.payload.whole:
+        parts += _layers(workload, durations, controller, permitted, link)
+    columns = (np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True))
+    held = resident_bytes(workload, controller) + _arriving_bytes(controller)
+    capacity = _as_moved(controller.geometry, held) + kept_outside(controller, link)[0]
+    passes = link not in (0, controller.route.ram_link)
+    return Problem(work.compute_ns, work.after_ns, capacity, Requests(*columns), passes)
+
+
+def kept_outside(controller: Controller, link: int) -> tuple[int, frozenset[int]]:
+    """What need not come over a link though it is not on the device: the bytes of a managed tier inside the link, and
+    what is in it at the start.
+    """
+    ram = controller.ram
+    if ram is None or link < ram.link:
+        return 0, frozenset()
+    return sum(ram.capacity_bytes), frozenset(ram.initial)
+
+
+def _layers(workload: Workload, durations: Durations, controller: Controller,
+            permitted: Permitted, link: int) -> list[Requests]:  # fmt: skip
+    """By precision, lowest first: what the needs that must have it or a higher one need beyond the lower ones."""
+    geometry, needs = controller.geometry, workload.needs
+    lowest = np.array([NEVER if min(answers) < 0 else max(answers) for answers in permitted], np.int64)
+    site = workload.gate_site[needs.tick]
+    item = site * geometry.units + needs.expert
+    tick: Ints = needs.tick.astype(np.int64)
+    stays = stays_until_next(workload, controller)
+    sizes, times = _least_sizes(durations, controller, link)
+    initial = {*controller.slots.initial, *kept_outside(controller, link)[1]}
+    found = []
+    for precision in reversed(range(len(geometry.precisions))):
+        chosen = np.flatnonzero((lowest != NEVER) & (lowest <= precision))
+        there = {key % geometry.plane for key in initial if key // geometry.plane <= precision}
+        of = site[chosen]
+        found.append(Requests(
+            tick[chosen],
+            sizes[precision, of] - sizes[precision + 1, of],
+            times[precision, of] - times[precision + 1, of],
+            _kept_from(tick[chosen], item[chosen], stays[chosen], there),
+            stays[chosen],
+        ))  # fmt: skip
+    return found
+
+
+def _least_sizes(durations: Durations, controller: Controller, link: int) -> tuple[Ints, Ints]:
+    """Bytes, and link time that nothing shares, of the smallest variant of at least each precision [P + 1, S]; 0 last.
+
+    Several engines overlap their latencies. A cut that a chunk's end makes may round down a ns.
+    """
+    geometry, loader = controller.geometry, controller.loader
+    shape = (len(geometry.precisions) + 1, geometry.sites)
+    sizes, times = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for precision in range(len(geometry.precisions)):
+        for site in range(geometry.sites):
+            size = geometry.bytes_of(geometry.key(precision, site, 0))
+            sizes[precision, site], times[precision, site] = size, link_time_ns(durations, controller, size, link)
+            if loader.chunk_bytes is not None:
+                times[precision, site] -= min(times[precision, site], -(-size // loader.chunk_bytes))
+    lowest_last = np.s_[:-1]
+    sizes[lowest_last] = np.minimum.accumulate(sizes[lowest_last], axis=0)
+    times[lowest_last] = np.minimum.accumulate(times[lowest_last], axis=0)
+    return sizes, times
+
+
+def link_time_ns(durations: Durations, controller: Controller, size: int, link: int = 0) -> int:
+    """How long a link can serve nothing else for ``size`` bytes: engines beyond the first hide latencies."""
+    hidden = durations.latency_ns(link) if controller.route.engines[link] > 1 else 0
+    return least_hop_ns(durations, link, size) - hidden
+
+
+def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]) -> Ints:
+    """By request, the first gate before which keeping it takes room of its own (``Requests.kept_from``)."""
+    found = np.full(len(gate), NEVER)
+    last: dict[int, int] = dict.fromkeys(there, 0)
+    for index, (tick, what, held) in enumerate(zip(gate.tolist(), item.tolist(), stays.tolist(), strict=True)):
+        found[index] = last.get(what, NEVER)
+        # What is pinned until the next gate is counted there by its own request.
+        last[what] = tick + 2 if held else tick + 1
+    return found
+
+
+def _dense_blocks(workload: Workload, durations: Durations, controller: Controller, link: int) -> list[Requests]:
+    """Streamed dense blocks, over link 0: one for every gate but those of the start; they have slots of their own."""
+    first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
+    count = max(0, gates - first) if first else 0
+    size = min(controller.dense_bytes) if first else 0
+    none = np.zeros(count, np.int64)
+    load_ns = link_time_ns(durations, controller, size) if count else 0
+    gate = np.arange(gates - count, gates, dtype=np.int64)
+    return [Requests(gate, none, none + load_ns, none + NEVER, np.zeros(count, np.bool_))]

@@ -1,0 +1,291 @@
+"""A log's gates through a cache policy, batch by batch, without clock or transfers; and with one fault of the engine.
+
+What a `Replay` finds, found so fast that thousands of faults can be tried: a fault's walk begins at a checkpoint before
+it and ends at the first flag that is not the log's.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import numpy as np
+
+from sim.checking.cache_replay import LOADER_OPTIONS, Contract, Replay, Replayer, as_geometry, deviations, make_cache
+from sim.core.loader import Loader
+from sim.core.slots import ABSENT, RESIDENT, Slots
+from sim.policies.base import CachePolicy
+from sim.traces.residency_log import ResidencyLog
+from sim.values.types import Cause, Outcome, Step
+from sim.workload.gates import StepGate
+
+VICTIM, UNREFRESHED, LOST, PINNED, BUDGET, EXCHANGED = "victim", "unrefreshed", "lost", "pinned", "budget", "exchanged"
+HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
+WAVES = "faults are looked for where every batch fits the budget"
+STRIDE = 1000
+"""Needs, or a few more, between two checkpoints."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that went otherwise than the contract says, in the batch of gate ``tick``.
+
+    ``victim``: ``key`` was evicted instead of ``other`` (key -1: whoever came after ``other``). ``unrefreshed``: the
+    policy was not told that ``key``, which was there, was asked for. ``lost``: ``key`` was dropped at the batch's end.
+    ``pinned``: ``other`` was never evicted again. ``budget``: ``change_bytes`` more were allowed from the batch's end
+    on. ``exchanged``: the engine was asked for ``other`` where the log names ``key``.
+    """
+
+    kind: str
+    tick: int
+    key: int = -1
+    other: int = -1
+    change_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first need that the log says was there, or absent, where the walk found the contrary."""
+
+    tick: int
+    key: int
+    found: bool
+
+
+class _Choosing:
+    """A policy's victims, but for what a fault spares and puts first."""
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self.policy = policy
+        self.pools, self.on_insert = policy.pools, policy.on_insert
+        self.first = self.spared = self.pinned = -1
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        if self.first >= 0:
+            yield self.first
+        for key in self.policy.victims(pool, incoming, blocked):
+            if key not in (self.first, self.spared, self.pinned):
+                yield key
+
+
+class CacheWalk:
+    """One log under one contract. ``evictions`` are those of the contract: (tick of the batch, key), in order.
+
+    Raise ValueError where batches are no whole gates, or where the policy refuses what was loaded.
+    """
+
+    def __init__(self, replayer: Replayer, contract: Contract, budget_bytes: int, replay: Replay) -> None:
+        options = {name: value for name, value in contract.options if name in LOADER_OPTIONS}
+        loader = Loader(**options)  # type: ignore[arg-type]
+        self.policy: CachePolicy = make_cache(contract)
+        if loader.replay_unit != "union" or not self.policy.admits_all:
+            raise ValueError("faults are looked for where batches are looked up whole, and all is admitted")
+        self.replayer, self.workload = replayer, replayer.workload
+        self._overflows = loader.retention == "after_batch"
+        self._slots = Slots(as_geometry(replayer.log, budget_bytes), self.policy, 1, self._overflows)
+        self.pools = self._slots.capacity_bytes
+        self.wrong = deviations(replayer.log, replay)
+        """The lookups whose flag is not what the contract finds."""
+        self._take_gates()
+        self.walked = 0
+        """Needs so far, of all walks."""
+        self.evictions: list[tuple[int, int]] = []
+        self._choosing = self._slots.cache = _Choosing(self.policy)  # type: ignore[assignment]
+        self._pins: Sequence[int] = ()
+        self._checkpoints: list[bytes] = []
+        self._held: list[bytes] = []
+        self._wide_gates: dict[int, StepGate] = {}
+        self._joined: int | None = None
+        self.found: list[list[bool]] = [flags for _, flags in self._walk(0, None)]
+        told = replay.resident[self._first_lookup].tolist()
+        if [flag for flags in self.found for flag in flags] != told:
+            raise ValueError(WAVES)
+        self._compare()
+
+    def of(self, log: ResidencyLog, replay: Replay) -> CacheWalk:
+        """This walk of a log of the same lookups, whose flags (and what was read) are others."""
+        other = copy(self)
+        other.replayer = copy(self.replayer)
+        other.replayer.log = log
+        other.wrong = deviations(log, replay)
+        other._compare()
+        return other
+
+    def _compare(self) -> None:
+        """Take the log's flags, gate by gate, and where they are not what was found."""
+        flags = iter(self.replayer.log.resident[self._first_lookup].tolist())
+        self.logged: list[list[bool]] = [list(islice(flags, len(keys))) for keys in self.keys]
+        """By gate and need, what the log says of its first lookup in the batch."""
+        wrong = [found != logged for found, logged in zip(self.found, self.logged, strict=True)]
+        self._next_wrong = np.append(np.flatnonzero(wrong), len(wrong))
+
+    def _take_gates(self) -> None:
+        workload, log = self.workload, self.replayer.log
+        needs, units = workload.needs, self.replayer.units
+        cuts = np.searchsorted(needs.tick, np.arange(workload.num_gates + 1)).tolist()
+        keys = (workload.gate_site[needs.tick] * units + needs.expert).tolist()
+        self.keys: list[list[int]] = [keys[a:b] for a, b in pairwise(cuts)]
+        """The keys that each gate asks for, in need order."""
+        cells = needs.tick * units + needs.expert
+        asked = self.replayer.tick * units + log.expert
+        order = np.argsort(asked, kind="stable")
+        self._first_lookup = order[np.searchsorted(asked[order], cells)]
+        self._steps: list[Step] = [workload.steps[step] for step in workload.gate_step.tolist()]
+        self._sites: list[int] = workload.gate_site.tolist()
+        before = np.array(cuts[:-1]) // STRIDE
+        self._starts: list[int] = np.flatnonzero(np.diff(before, prepend=-1)).tolist()
+        """The gates that a checkpoint stands before."""
+        self._is_start = dict(zip(self._starts, range(len(self._starts)), strict=True))
+
+    def lookup(self, tick: int, key: int) -> int:
+        """The first lookup of the log that asks for ``key`` in a batch."""
+        place = sum(len(keys) for keys in self.keys[:tick]) + self.keys[tick].index(key)
+        return int(self._first_lookup[place])
+
+    def is_one_row(self, tick: int) -> bool:
+        return self._steps[tick].rows == 1
+
+    def differences(self) -> Iterator[Difference]:
+        """Of the contract without a fault, in order."""
+        for tick, (found, logged) in enumerate(zip(self.found, self.logged, strict=True)):
+            if found != logged:
+                for key, there, said in zip(self.keys[tick], found, logged, strict=True):
+                    if there != said:
+                        yield Difference(tick, key, there)
+
+    def first_difference(self, fault: Fault) -> Difference | None:
+        """Of the contract with this fault; None where it explains every flag. Gates before it are not looked at."""
+        for tick, found in self._walk(fault.tick, fault):
+            if found != self.logged[tick]:
+                return self._difference(tick, found)
+        if self._joined is not None:
+            tick = int(self._next_wrong[np.searchsorted(self._next_wrong, self._joined)])
+            if tick < len(self.keys):
+                return self._difference(tick, self.found[tick])
+        return None
+
+    def _difference(self, tick: int, found: Sequence[bool]) -> Difference:
+        place = next(i for i, there in enumerate(found) if there != self.logged[tick][i])
+        return Difference(tick, self.keys[tick][place], found[place])
+
+    def _walk(self, start: int, fault: Fault | None) -> Iterator[tuple[int, list[bool]]]:
+        """From ``start`` on, each gate and what it found of its needs; to the end, or to where the cache is what it is
+        without the fault: ``_joined``."""
+        first, self._joined = 0, None
+        if fault is not None:
+            place = bisect_right(self._starts, start) - 1
+            first = self._starts[place]
+            self._slots, self.policy, self._choosing, self._pins = pickle.loads(self._checkpoints[place])
+        step, gate = None, None
+        for tick in range(first, len(self.keys)):
+            if tick in self._is_start:
+                if fault is None:
+                    # As the same state is written that was read from a checkpoint.
+                    self._checkpoints.append(pickle.dumps(pickle.loads(self._state()), pickle.HIGHEST_PROTOCOL))
+                    self._held.append(bytes(self._slots.state))
+                elif tick > fault.tick + 1 and self._is_as_without(self._is_start[tick]):
+                    self._joined = tick
+                    return
+            self._end_batch(tick - 1, fault)
+            if self._steps[tick] is not step:
+                self._change_sequences(step if tick > first else self._steps[tick - 1] if tick else None,
+                                       self._steps[tick])  # fmt: skip
+                step = self._steps[tick]
+                gate = self._open(step)
+            assert gate is not None
+            gate.tick = tick - 1
+            gate.visit(self._sites[tick])
+            found = self._visit(tick, gate, fault)
+            if tick >= start:
+                yield tick, found
+
+    def _state(self) -> bytes:
+        return pickle.dumps((self._slots, self.policy, self._choosing, self._pins), pickle.HIGHEST_PROTOCOL)
+
+    def _is_as_without(self, place: int) -> bool:
+        """The cache holds what it holds without a fault at a checkpoint, and the policy knows the same."""
+        return bytes(self._slots.state) == self._held[place] and self._state() == self._checkpoints[place]
+
+    def _open(self, step: Step) -> StepGate:
+        """A gate at this step; those of several rows are kept, for their unions take their time."""
+        gate = self._wide_gates.get(step.index)
+        if gate is None:
+            gate = self.workload.gate()
+            gate.open(step)
+            if step.rows > 1:
+                self._wide_gates[step.index] = gate
+        return gate
+
+    def _change_sequences(self, before: Step | None, now: Step) -> None:
+        if before is now:
+            return
+        for sequence in before.ends if before is not None else ():
+            self.policy.on_sequence(sequence, False)
+        for sequence in now.begins:
+            self.policy.on_sequence(sequence, True)
+
+    def _end_batch(self, tick: int, fault: Fault | None) -> None:
+        """What a fault does at the end of a batch; then the contract's trim."""
+        slots = self._slots
+        if fault is not None and fault.tick == tick:
+            if fault.kind == LOST and slots.state[fault.key] == RESIDENT:
+                self._evict(fault.key)
+            elif fault.kind == BUDGET:
+                slots.free_bytes[0] += fault.change_bytes
+        is_cut = fault is not None and fault.kind == BUDGET and fault.tick == tick
+        if (self._overflows or is_cut) and min(slots.free_bytes) < 0:
+            for victim in slots.excess():
+                self._evict(victim)
+                if fault is None:
+                    self.evictions.append((tick, victim))
+        self._choosing.first = self._choosing.spared = -1
+
+    def _visit(self, tick: int, gate: StepGate, fault: Fault | None) -> list[bool]:
+        slots, policy, keys = self._slots, self.policy, self.keys[tick]
+        self.walked += len(keys)
+        told = keys
+        if fault is not None and fault.tick == tick:
+            told = keys = self._begin(fault, keys)
+            if fault.kind == UNREFRESHED:
+                told = [key for key in keys if key != fault.key]
+        pinned, blocked, state = slots.pinned, slots.blocked, slots.state
+        for key in self._pins:
+            pinned[key] = blocked[key] = 0
+        for key in keys:
+            pinned[key] = blocked[key] = 1
+        self._pins = keys
+        policy.on_requests(told, [0] * len(told), [MISS if state[key] else HIT for key in told], gate)
+        found = [not state[key] for key in keys]
+        if not all(found):
+            for key in [key for key in keys if state[key]]:
+                victims = slots.claim(key, True)
+                if victims is None:
+                    raise ValueError(WAVES)
+                for victim in victims:
+                    self._evict(victim, released=True)
+                    if fault is None:
+                        self.evictions.append((tick, victim))
+                state[key] = RESIDENT
+                policy.on_insert(key, Cause.DEMAND)
+        return found
+
+    def _begin(self, fault: Fault, keys: list[int]) -> list[int]:
+        """Set the fault for this batch; the keys that the engine was asked for."""
+        if fault.kind == EXCHANGED:
+            return [fault.other if key == fault.key else key for key in keys]
+        if fault.kind == VICTIM:
+            there = fault.key >= 0 and self._slots.state[fault.key] == RESIDENT
+            self._choosing.first, self._choosing.spared = fault.key if there else -1, fault.other
+        elif fault.kind == PINNED:
+            self._choosing.pinned = fault.other
+        return keys
+
+    def _evict(self, key: int, released: bool = False) -> None:
+        if not released:
+            self._slots.release(key)
+        self._slots.state[key] = ABSENT
+        self.policy.on_evict(key)

@@ -1,0 +1,321 @@
+"""Which single fault of an engine's cache, or of its log, explains every flag of a log that a contract does not.
+
+Evidence proposes: the first needs whose flags are not the contract's name the experts that the engine may have let go
+of, or kept; what the contract did to them says when. A replay with the fault disposes: what is told of has given every
+flag of the log. Where a fault may have happened in any of several batches, both ends are tried, and the search for the
+ends halves; what lies between is inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
+from sim.checking.exchanged_lookups import Exchanged, Swapped, exchanged, swapped
+from sim.checking.lookup_order import LookupOrder
+from sim.policies.recency import LRU
+
+FLAG, SWAPPED = "flag", "swapped"
+"""The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each other's place."""
+MOST_NEEDS = 6_000_000
+"""Needs walked through in one search, all faults together: a count, so that a search ends alike on every machine."""
+SUSPECTS = 3
+"""How many of the experts that are missing, or there, against the contract are suspected, each."""
+PLACES = 9
+"""Batches tried, evenly, where neither the first nor the last possible one explains the log."""
+UNSEEN = 6
+"""Experts tried as the one that went and was not asked for again."""
+TRIED_EXPERTS, SHOWN_EXPERTS = 24, 3
+"""Of an exchanged lookup, the other experts tried, and those that suffice."""
+REFRESHES = 4
+"""How many of an expert's lookups, last first, may have gone by without refreshing it."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they spare).
+
+    ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one that tells of it (-1:
+    none before). ``lookups``: any one of these may have been for other experts; ``pairs``: any two of these lookups may
+    stand in each other's place.
+    """
+
+    kind: str
+    first: Fault
+    last: Fault
+    since: int
+    shown: int
+    lookups: tuple[Exchanged, ...] = ()
+    pairs: tuple[Swapped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """Explanations, fewest possible batches first; whether all were tried that would have been; and how many experts
+    more were there, and not asked for since, so that any of them may have gone too soon."""
+
+    explanations: tuple[Explanation, ...]
+    is_complete: bool
+    untried: int = 0
+
+
+class _Spent(Exception):
+    """No needs are left to walk."""
+
+
+class FaultSearch:
+    """The search for one log under one contract that does not explain every flag."""
+
+    def __init__(self, walk: CacheWalk, most_needs: int = MOST_NEEDS) -> None:
+        self._walk, self._most = walk, walk.walked + most_needs
+        self._differences = list(walk.differences())
+        replayer, first = walk.replayer, int(walk.wrong[0])
+        # One batch's lookups of an expert may be flagged differently: the walk goes by the first.
+        self._shown = Difference(int(replayer.tick[first]), int(replayer.keys[first]), not replayer.log.resident[first])
+        self._asked: dict[int, list[int]] = {}
+        for tick, keys in enumerate(walk.keys):
+            for key in keys:
+                self._asked.setdefault(key, []).append(tick)
+        self._gone: dict[int, list[int]] = {}
+        self._untried = 0
+        for tick, key in walk.evictions:
+            self._gone.setdefault(key, []).append(tick)
+
+    def search(self) -> Found:
+        """Every explanation that the evidence proposes."""
+        found: list[Explanation] = []
+        families = [self._lost, self._kept, self._unseen, self._pinned, self._budgets]
+        if self._flag_alone():
+            fault = Fault(FLAG, self._shown.tick, self._shown.key)
+            found.append(Explanation(FLAG, fault, fault, self._since(self._shown), self._shown.tick))
+            if self._walk.replayer.log.tells_bytes:
+                return Found(tuple(found), True)
+        try:
+            order = LookupOrder(self._walk)
+        except ValueError:
+            families.append(self._exchanges)
+        else:
+            found += self._altered(order)
+        if not self._differences or self._differences[0].key != self._shown.key:
+            return Found(tuple(found), True)
+        try:
+            for family in families:
+                for explanation in family():
+                    if explanation not in found:
+                        found.append(explanation)
+        except _Spent:
+            return Found(_sorted(found), False, self._untried)
+        return Found(_sorted(found), True, self._untried)
+
+    def _flag_alone(self) -> bool:
+        """One expert's flags in one batch are all that is wrong, and what was read for it does not bear them out."""
+        replayer, wrong = self._walk.replayer, self._walk.wrong
+        if len(set(zip(replayer.tick[wrong].tolist(), replayer.keys[wrong].tolist(), strict=True))) > 1:
+            return False
+        return not replayer.log.tells_bytes or bool(replayer.log.at_odds[wrong].all())
+
+    # ---- evidence
+
+    def _suspects(self, found: bool) -> Iterator[Difference]:
+        """The first experts that the contract has and the log lacks (``found``), or the other way round."""
+        keys: set[int] = set()
+        for difference in self._differences:
+            if difference.found is found and difference.key not in keys:
+                keys.add(difference.key)
+                yield difference
+                if len(keys) == SUSPECTS:
+                    return
+
+    def _asked_before(self, key: int, tick: int) -> list[int]:
+        return [at for at in self._asked.get(key, ()) if at < tick]
+
+    def _since(self, difference: Difference) -> int:
+        asked = self._asked_before(difference.key, difference.tick)
+        return asked[-1] if asked else -1
+
+    def _explains(self, fault: Fault) -> bool:
+        if self._walk.walked > self._most:
+            raise _Spent
+        return self._walk.first_difference(fault) is None
+
+    def _span(self, faults: Sequence[Fault]) -> tuple[Fault, Fault] | None:
+        """The first and the last of these that explain the log, if one of those tried does."""
+        if not faults:
+            return None
+        last = len(faults) - 1
+        known: dict[int, bool] = {}
+        for place in (last, 0, *(last * part // (PLACES + 1) for part in range(1, PLACES + 1))):
+            if place not in known:
+                known[place] = self._explains(faults[place])
+            if known[place]:
+                break
+        else:
+            return None
+        low = self._edge(place, max((p for p in known if p < place), default=-1), faults)
+        high = self._edge(place, min((p for p in known if p > place), default=last + 1), faults)
+        return faults[low], faults[high]
+
+    def _edge(self, good: int, bad: int, faults: Sequence[Fault]) -> int:
+        """The farthest place towards ``bad``, which does not, that explains the log: the next one, or by halving."""
+        end = bad + (1 if bad < good else -1)
+        if end == good or self._explains(faults[end]):
+            return end
+        bad = end
+        while abs(bad - good) > 1:
+            middle = (good + bad) // 2
+            if self._explains(faults[middle]):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    # ---- families
+
+    def _lost(self) -> Iterator[Explanation]:
+        """An expert that should be there is not: not refreshed, dropped, or evicted instead of another."""
+        end = self._shown.tick
+        for lost in self._suspects(True):
+            asked = self._asked_before(lost.key, lost.tick)
+            since = asked[-1] if asked else -1
+            for at in [at for at in asked[::-1] if at < end][:REFRESHES]:
+                was_there = self._walk.found[at][self._walk.keys[at].index(lost.key)]
+                kinds = (UNREFRESHED, LOST) if was_there else (LOST,)
+                for kind in kinds:
+                    fault = Fault(kind, at, lost.key)
+                    if (kind == UNREFRESHED or at == since) and self._explains(fault):
+                        yield Explanation(kind, fault, fault, since, lost.tick)
+            instead = [Fault(VICTIM, tick, lost.key, other) for tick, other in self._walk.evictions
+                       if since < tick < min(end, lost.tick) and other != lost.key]  # fmt: skip
+            if span := self._span(instead):
+                yield Explanation(VICTIM, *span, since, lost.tick)
+            dropped = [Fault(LOST, tick, lost.key) for tick in range(since + 1, min(end, lost.tick))]
+            if span := self._span(dropped):
+                yield Explanation(LOST, *span, since, lost.tick)
+
+    def _kept(self) -> Iterator[Explanation]:
+        """An expert that should have been evicted is there: another went in its place."""
+        for kept in self._suspects(False):
+            gone = [tick for tick in self._gone.get(kept.key, ()) if tick < min(kept.tick, self._shown.tick + 1)]
+            if not gone:
+                continue
+            instead = [-1, *(lost.key for lost in self._suspects(True))]
+            for key in instead:
+                fault = Fault(VICTIM, gone[-1], key, kept.key)
+                if self._explains(fault):
+                    yield Explanation(VICTIM, fault, fault, self._since(kept), kept.tick)
+
+    def _unseen(self) -> Iterator[Explanation]:
+        """An expert that should have been evicted is there, because another, not asked for since, went before."""
+        for kept in self._suspects(False):
+            gone = [tick for tick in self._gone.get(kept.key, ()) if tick <= self._shown.tick]
+            if not gone:
+                continue
+            end, until = gone[-1], self._differences[-1].tick
+            last = {key: max(at for at in asked if at < end) for key, asked in self._asked.items()
+                    if asked[0] < end and not any(end <= at <= until for at in asked)}  # fmt: skip
+            there = [key for key in last if not any(last[key] < tick <= end for tick in self._gone.get(key, ()))]
+            for key in sorted(there, key=last.__getitem__, reverse=True)[:UNSEEN]:
+                faults = [Fault(VICTIM, tick, key, other) for tick, other in self._walk.evictions
+                          if last[key] < tick <= end]  # fmt: skip
+                if span := self._span(faults):
+                    self._untried = max(self._untried, len(there) - UNSEEN)
+                    yield Explanation(VICTIM, *span, last[key], kept.tick)
+
+    def _pinned(self) -> Iterator[Explanation]:
+        """An expert is never evicted any more."""
+        for kept in self._suspects(False):
+            gone = [tick for tick in self._gone.get(kept.key, ()) if tick < kept.tick]
+            faults = [Fault(PINNED, tick, other=kept.key) for tick in gone if tick <= self._shown.tick]
+            if span := self._span(faults):
+                first, last = span
+                before = [tick for tick in self._gone[kept.key] if tick < first.tick]
+                begin = before[-1] + 1 if before else 0
+                loaded = [at for at in self._asked.get(kept.key, ()) if begin <= at <= first.tick]
+                first = Fault(PINNED, loaded[0] if loaded else begin, other=kept.key)
+                yield Explanation(PINNED, first, last, first.tick, kept.tick)
+
+    def _budgets(self) -> Iterator[Explanation]:
+        """From some batch on the engine allows an expert's bytes more, or fewer."""
+        if len(self._walk.pools) > 1:
+            return
+        sizes = sorted(set(self._walk.replayer.log.expert_bytes))
+        end = self._shown.tick
+        # What LRU holds within fewer bytes it holds within more, so that the first flag tells which it was.
+        signs = (-1, 1) if type(self._walk.policy) is not LRU else (-1,) if self._shown.found else (1,)
+        for change in [sign * size for size in sizes for sign in signs]:
+            faults = [Fault(BUDGET, tick, change_bytes=change) for tick in range(end)]
+            if span := self._last_span(faults):
+                yield Explanation(BUDGET, *span, -1, end)
+
+    def _last_span(self, faults: Sequence[Fault]) -> tuple[Fault, Fault] | None:
+        """As `_span`, for faults that tell of themselves sooner the sooner they begin."""
+        good = self._find(faults, 0, len(faults))
+        if good is None:
+            return None
+        return faults[self._edge(good, -1, faults)], faults[self._edge(good, len(faults), faults)]
+
+    def _find(self, faults: Sequence[Fault], low: int, high: int) -> int | None:
+        """A place that explains the log, between those that show before the first flag that is wrong, and those that
+        show after it."""
+        while low < high:
+            middle = (low + high) // 2
+            if self._walk.walked > self._most:
+                raise _Spent
+            wrong = self._walk.first_difference(faults[middle])
+            if wrong is None:
+                return middle
+            if wrong.tick < self._shown.tick:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+    def _altered(self, order: LookupOrder) -> Iterator[Explanation]:
+        """The log names another expert than the engine was asked for, or two lookups in each other's place: all that
+        may be, in closed form."""
+        replayer, shown = self._walk.replayer, self._shown
+
+        def fault(kind: str, lookup: int, other: int) -> Fault:
+            return Fault(kind, int(replayer.tick[lookup]), int(replayer.keys[lookup]), other)
+
+        if lookups := tuple(exchanged(order)):
+            ends = (lookups[0], lookups[-1])
+            first, last = (fault(EXCHANGED, at.lookup, int(replayer.log.site[at.lookup]) * replayer.units
+                                 + at.experts[0]) for at in ends)  # fmt: skip
+            yield Explanation(EXCHANGED, first, last, self._since(shown), shown.tick, lookups)
+        if pairs := tuple(swapped(order)):
+            first, last = (fault(SWAPPED, at.lookup, int(replayer.keys[at.other])) for at in (pairs[0], pairs[-1]))
+            yield Explanation(SWAPPED, first, last, self._since(shown), shown.tick, pairs=pairs)
+
+    def _exchanges(self) -> Iterator[Explanation]:
+        """The log names another expert than the engine was asked for, as far as some that may be are walked."""
+        shown = self._shown
+        asked = self._asked_before(shown.key, shown.tick)
+        since = asked[-1] if asked else -1
+        units = self._walk.replayer.units
+        site = range(shown.key // units * units, (shown.key // units + 1) * units - 1)
+
+        def at(tick: int, key: int, others: Sequence[int]) -> Iterator[Explanation]:
+            if not self._walk.is_one_row(tick):
+                return
+            faults = [Fault(EXCHANGED, tick, key, other) for other in others if other not in self._walk.keys[tick]]
+            good = list(islice((fault for fault in faults[:TRIED_EXPERTS] if self._explains(fault)), SHOWN_EXPERTS))
+            if good:
+                lookup = Exchanged(self._walk.lookup(tick, key), tuple(fault.other % units for fault in good))
+                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, (lookup,))
+
+        yield from at(shown.tick, shown.key, site)
+        if shown.found and since >= 0:
+            yield from at(since, shown.key, site)
+        elif not shown.found:
+            for tick in range(shown.tick - 1, since, -1):
+                if self._walk.keys[tick][0] // units == shown.key // units:
+                    for key in self._walk.keys[tick]:
+                        yield from at(tick, key, [shown.key])
+
+
+def _sorted(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    order: Callable[[Explanation], tuple[int, int]] = lambda e: (e.last.tick - e.first.tick, e.first.tick)  # noqa: E731
+    return tuple(sorted(found, key=order))

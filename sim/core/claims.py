@@ -1,0 +1,299 @@
+"""The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves here.
+
+Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. The needs of the current gate
+are *pinned*: no claim evicts them. What is forecast is *masked*: no claim of a prefetch evicts it. Policies see both
+as bytes by key, which are written only before a claim reads them. What is above: ``sim.core.transfers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.core.loader import NO_TRANSFER, Loader, Transfer
+from sim.core.ram import RamTier
+from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, UNUSED, Slots
+from sim.core.staging import Staging
+from sim.policies.base import CachePolicy, Payload
+from sim.values.types import Cause, Event, Geometry, PrefetchOutcome, Route
+
+# Plain ints: members of an IntEnum are looked up and compared several times slower.
+EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
+EVICT = int(Event.EVICT)
+DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
+
+
+class Claims:
+    """The tiers of a run, and how a transfer comes by its slot."""
+
+    # What the common gate and transfer use. Of what is left there must be less than 30, over all classes of this line:
+    # a larger dict makes each call slower.
+    __slots__ = (
+        "__dict__", "_claims_at_queue", "_is_stale", "_key_bytes", "_limits_staging", "_masks", "_nothing", "_pins",
+        "_ram_link", "_rows", "_spares_masked", "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls",
+        "events", "loader", "payload", "pinned", "ram", "slots", "state",
+    )  # fmt: skip
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
+                 ram_cache: CachePolicy | None) -> None:  # fmt: skip
+        loader.check_route(route)
+        self.geometry, self.cache, self.loader, self.payload, self.route = geometry, cache, loader, payload, route
+        overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
+        self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
+        # The hot path reads these; Slots owns them.
+        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
+        self._key_bytes = self.slots.key_bytes
+        self._rows = [
+            [list(range(first := geometry.key(p, site, 0), first + geometry.units)) for site in range(geometry.sites)]
+            for p in range(len(geometry.precisions))
+        ]
+        self.calls = 0
+        self.events: list[int] = []
+        """Rows (call, kind, key, value), one after another: see `Event`."""
+        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
+        self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
+        self._writes_back, self._claims_at_queue = loader.write_back, loader.slot_claim == "queue"
+        self._pins: list[int] = []
+        """The needs of the current gate, in need order, as far as they are admitted and not done."""
+        self._masks: dict[int, Sequence[int]] = {}
+        """What is forecast, by site."""
+        # A bytearray takes over another one as it is, but copies bytes first.
+        self._nothing = bytearray(geometry.num_keys)
+        self._is_stale = True
+        self._prepare_ram(ram_cache)
+        self._prepare_staging()
+
+    def _prepare_ram(self, ram_cache: CachePolicy | None) -> None:
+        route = self.route
+        if (ram_cache is None) != (route.ram_link is None):
+            raise ValueError(
+                "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route (ram_link)"
+            )
+        self.ram = None if ram_cache is None else RamTier(self.geometry, ram_cache, route)
+        self._ram_link = -1 if self.ram is None else self.ram.link
+
+    def _prepare_staging(self) -> None:
+        loader, cache = self.loader, self.cache
+        refuses = not cache.admits_all
+        if (refuses or not self.payload.whole) and not self._stages:
+            what = "the cache policy refuses variants" if refuses else "partial moves land in staging"
+            raise ValueError(f"{what}: set loader.staging_slots >= 1")
+        if self.payload.partial and len(self.geometry.precisions) > 1:
+            raise ValueError(
+                f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
+            )
+        self._spares_masked = loader.demand_evicts == "unmasked"
+        self._may_all_stage = refuses or not self.payload.whole or self._spares_masked
+        self._limits_staging = self._may_all_stage or any(self.slots.is_short)
+        self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
+
+    # ---- what a policy or a driver may ask
+
+    def has(self, precision: int, site: int, expert: int) -> bool:
+        return self.state[self.geometry.key(precision, site, expert)] <= UNUSED
+
+    def expert_of(self, key: int) -> int:
+        return key % self.geometry.units
+
+    def _serving(self, wanted: int) -> int:
+        """The key that serves a wanted key now (docs/design.md section 4, step 5)."""
+        state, plane = self.state, self.geometry.plane
+        found = state[wanted]
+        if found <= UNUSED or len(self._rows) == 1:
+            return wanted
+        higher = range(wanted - plane, -1, -plane)
+        for key in higher:
+            if state[key] <= UNUSED:
+                return key
+        if self.loader.low_for_high:
+            for key in range(wanted + plane, len(state), plane):
+                if state[key] <= UNUSED:
+                    return key
+        if found != IN_FLIGHT:
+            for key in higher:
+                if state[key] == IN_FLIGHT:
+                    return key
+        return wanted
+
+    # ---- pins and masks
+
+    def _protect(self) -> None:
+        """Show the pins and masks to the policies, if they have changed since: only claims read them."""
+        if not self._is_stale:
+            return
+        pinned, blocked = self.pinned, self.blocked
+        pinned[:] = self._nothing
+        for key in self._pins:
+            pinned[key] = 1
+        blocked[:] = pinned
+        for keys in self._masks.values():
+            for key in keys:
+                blocked[key] = 1
+        self._is_stale = False
+
+    # ---- claims and evictions
+
+    def _claim(self, transfer: Transfer, link: int) -> bool:
+        """Claim the slot that a hop moves into; False if there is none."""
+        if link:
+            if link != self._ram_link:
+                return True
+            assert self.ram is not None
+            return self.ram.take_in(transfer.key, transfer.awaited or not transfer.prefetch, self.calls)
+        if transfer.claimed:
+            return True
+        if self._stages and self._lands_in_staging(transfer):
+            return self._claim_staging(transfer)
+        return self._claim_pool(transfer)
+
+    def _claim_pool(self, transfer: Transfer) -> bool:
+        key = transfer.key
+        if self._is_stale:
+            self._protect()
+        must = transfer.awaited or not transfer.prefetch
+        victims = self.slots.claim(key, must and not self._spares_masked)
+        if victims is None:
+            return False
+        transfer.claimed = True
+        if victims:
+            transfer.victims = victims
+            if self._writes_back:
+                transfer.write_back = victims
+            self._evict(victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1)
+        return True
+
+    def _has_claim(self, transfer: Transfer, link: int) -> bool:
+        if link == 0:
+            return transfer.claimed
+        assert self.ram is not None
+        return self.ram.state[transfer.key] == IN_FLIGHT
+
+    def _could_claim(self, transfer: Transfer, link: int) -> bool:
+        """Whether ``_claim`` would succeed now for a demand."""
+        if link:
+            return link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
+        if transfer.claimed:
+            return True
+        self._protect()
+        if self._stages and self._lands_in_staging(transfer):
+            return not self.staging.is_full or self.staging.first_but(self.pinned) >= 0
+        return self.slots.could_claim(transfer.key)
+
+    def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
+        """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
+        state, cache = self.state, self.cache
+        for victim in victims:
+            if state[victim]:
+                self._transfer_of[victim].outcome = EVICTED_UNUSED
+            state[victim] = ABSENT
+            cache.on_evict(victim)
+        if len(victims) > named:
+            for victim in victims[named:]:
+                self.events += (self.calls, EVICT, victim, key)
+
+    def _trim(self) -> None:
+        """``retention: after_batch``: evict what the last batch left over the capacity."""
+        self._protect()
+        victims = self.slots.excess()
+        for victim in victims:
+            self.slots.release(victim)
+        self._evict(victims, -1, named=0)
+
+    # ---- staging
+
+    def _lands_in_staging(self, transfer: Transfer) -> bool:
+        if transfer.staged or self._is_short(transfer.key):
+            return True
+        if transfer.prefetch and self.loader.destination == "staging":
+            return True
+        is_needed = transfer.awaited or not transfer.prefetch
+        return is_needed and (not self.cache.admits_all or self._finds_only_masked(transfer.key))
+
+    def _finds_only_masked(self, key: int) -> bool:
+        """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
+        if not self._spares_masked:
+            return False
+        self._protect()
+        return not self.slots.could_claim(key, must=False)
+
+    def _is_short(self, key: int) -> bool:
+        """The key's pool holds less than one token's needs: what comes for it lands in staging first."""
+        return self.slots.is_short[self.slots.pool_of[key]]
+
+    def _claim_staging(self, transfer: Transfer) -> bool:
+        staging = self.staging
+        if staging.is_full:
+            self._protect()
+            victim = staging.first_but(self.pinned)
+            if victim < 0 or (transfer.prefetch and not transfer.awaited):
+                return False
+            self._drop_staged(victim)
+        staging.claim()
+        transfer.staged = transfer.claimed = True
+        return True
+
+    def _exchange(self, key: int) -> None:
+        """Admit a staged variant that is needed to its pool, if it finds a slot there: no bytes move."""
+        if not self.cache.admits_all:
+            return
+        self._protect()
+        victims = self.slots.claim(key, not self._spares_masked)
+        if victims is not None:
+            self._enter(key, victims)
+
+    def _offer(self, key: int) -> bool:
+        """Offer a staged variant whose need is over to a policy that refuses; whether it has entered its pool."""
+        if self.cache.admits_all or self._transfer_of[key].partial:
+            return False
+        self._protect()
+        victims = self.slots.would_evict(key, must=False)
+        if victims is None or not self.cache.admit(key, victims):
+            return False
+        self.slots.claim(key, must=False)
+        self._enter(key, victims)
+        return True
+
+    def _enter(self, key: int, victims: Sequence[int]) -> None:
+        """A staged variant goes into its pool, where its slot has been claimed."""
+        self._evict(victims, key, named=0)
+        self.staging.take(key)
+        self.cache.on_insert(key, PREFETCH)
+
+    def _drop_staged(self, key: int) -> None:
+        """A staged variant goes."""
+        if self.state[key] == UNUSED:
+            self._transfer_of[key].outcome = DROPPED
+        self.state[key] = ABSENT
+        self.staging.take(key)
+
+    def _leave(self, key: int) -> None:
+        """A need that no pool held is over. It is pinned until then: policies may still count it as asked for."""
+        if self.staging.holds[key]:
+            if self.state[key] == UNUSED or not self._offer(key):
+                self._drop_staged(key)
+                self.cache.on_evict(key)
+        elif self.state[key] > UNUSED:
+            self.cache.on_evict(key)
+
+    # ---- for tests
+
+    def check(self) -> None:
+        """Assert every invariant of the state. Expensive, for tests."""
+        self._protect()
+        self.slots.check()
+        self.staging.check()
+        g = self.geometry
+        used = [0] * len(self.slots.capacity_bytes)
+        for key, state in enumerate(self.state):
+            transfer = self._transfer_of[key]
+            if state in (QUEUED, IN_FLIGHT, UNUSED):
+                assert transfer.key == key, key
+                assert not transfer.cancelled, key
+                assert (state == QUEUED) == (transfer.number < 0), key
+                assert state != UNUSED or transfer.prefetch, key
+            if key % g.units == g.experts:
+                continue
+            arriving = state in (QUEUED, IN_FLIGHT) and transfer.claimed and not transfer.staged
+            if arriving or (state <= UNUSED and not self.staging.holds[key]):
+                used[self.slots.pool_of[key]] += self.slots.slot_bytes[key]
+        for pool, free in enumerate(self.slots.free_bytes):
+            assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])

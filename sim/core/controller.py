@@ -1,0 +1,393 @@
+"""The decision core: gates and lookups. No clock, no tensor, no I/O.
+
+Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md section 3; the controller
+answers what to do. It is one object in four classes, each made of the one before: who gets a slot (``sim.core.claims``), how
+variants move (``sim.core.transfers``), what is forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks
+each up, queues demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose needs are all
+resident costs a handful of list operations.
+
+What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``issued`` once a
+transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.core.loader import Loader, Transfer
+from sim.core.prefetches import Prefetches
+from sim.core.ram import HIT, MISS
+from sim.core.rerouting import Serving, serve
+from sim.core.slots import ABSENT, QUEUED, RESIDENT, UNUSED
+from sim.policies.base import (
+    CachePolicy,
+    Gate,
+    Payload,
+    Placement,
+    PrecisionSelector,
+    Predictor,
+)
+from sim.policies.payloads import Whole
+from sim.values.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
+
+PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
+CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
+USED = int(PrefetchOutcome.USED)
+ONE_LINK = Route()
+WHOLE = Whole()
+FIRST_USE = -1
+"""A hit that settles a prefetch; becomes HIT before anyone sees it."""
+FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
+"""What a lookup finds, by state, where only one variant is in play."""
+PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
+
+Answer = tuple[list[int], dict[int, Transfer] | None]
+
+
+class Controller(Prefetches):
+    """Decides for one run; not thread-safe, a driver holds one lock around each call.
+
+    ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take effect at
+    ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are streamed.
+    """
+
+    __slots__ = (
+        "_common_size", "_experts", "_extras", "_has_extras", "_looking_up", "_plain", "_trims", "_wanted",
+        "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
+                 placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
+                 payload: Payload = WHOLE, predicts_later: bool = False,
+                 dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
+        super().__init__(geometry, predictor, cache, selector, loader, payload, route, ram_cache, predicts_later,
+                         dense_bytes)  # fmt: skip
+        self.placement = placement
+        self._loads_all = placement.constant == Place.LOAD
+        self._learns = predictor.learns
+        self._reroutes = selector.reroutes
+        if selector.reroutes and not payload.whole:
+            raise ValueError(
+                "what another expert would move in part is not known: choose payload=whole, or a precision that sends "
+                "no need to another expert"
+            )
+        self._prepare_gates()
+        self._prepare_records()
+
+    def _prepare_gates(self) -> None:
+        loader, geometry = self.loader, self.geometry
+        one_at_a_time = loader.replay_unit == "access"
+        overflows = loader.retention == "after_batch"
+        one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
+        self._plain = one_variant and self._loads_all and not self._stages and self.payload.whole
+        # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
+        fit = 1 if one_at_a_time else min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
+        self._common_size = fit if self._plain and not overflows else -1
+        self._one_at_a_time, self._trims = one_at_a_time, overflows
+        # What happens at a gate besides lookups and forecasts.
+        self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
+        self._has_extras = any(self._extras)
+        self._outside: list[int] = []  # of the pins, those that no pool may hold
+        self._served: Gate | None = None  # the gate, as policies are told of it
+        self._wanted: Sequence[int] = ()
+        self._experts: Sequence[int] = ()  # who serves, by need
+        self._serving_now: Serving | None = None
+        self._pool_pinned: list[int] = []
+        self.waiting = 0
+
+    def _prepare_records(self) -> None:
+        zeros = [[0] * count for count in range(self.geometry.experts + 1)]
+        self.admitted: Sequence[int] = ()
+        self.gate_calls: list[int] = []
+        self.wave_calls: list[int] = []  # (call, needs admitted) of each need_done
+        self.lookup_keys: list[int] = []
+        self.lookup_outcomes: list[int] = []
+        self.lookup_wanted: list[int] = []
+        self.lookup_tokens: list[int] = []
+        """Rows for which a need's expert is computed; filled where the selector reroutes, else they are the need's."""
+        self._looking_up = self._masks, self._prefetches_of, zeros, self.state, self.lookup_keys, self.lookup_outcomes
+
+    # ---- calls of the driver (those about transfers: sim.core.transfers; of predictions: sim.core.prefetches)
+
+    def begin_sequence(self, sequence: int) -> None:
+        self.calls += 1
+        self.cache.on_sequence(sequence, True)
+        if self.ram is not None:
+            self.ram.cache.on_sequence(sequence, True)
+
+    def end_sequence(self, sequence: int) -> None:
+        self.calls += 1
+        if self._trims:
+            self._trim()
+        self.cache.on_sequence(sequence, False)
+        if self.ram is not None:
+            self.ram.cache.on_sequence(sequence, False)
+
+    def gate(self, gate: Gate) -> Answer:
+        """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or None.
+
+        ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
+        """
+        self.calls = call = self.calls + 1
+        self.gate_calls.append(call)
+        site, keys = gate.site, gate.keys
+        size = len(keys)
+        if size <= self._common_size:
+            masks, prefetches_of, zeros_of, state, lookup_keys, lookup_outcomes = self._looking_up
+            masks.pop(site, None)
+            self._is_stale = True
+            self._pins = self.admitted = keys
+            if prefetches_of[site] or self._cancels_all:
+                self._cancel_passed(site, keys)
+            outcomes = zeros = zeros_of[size]
+            waits = None
+            for key in keys:
+                if state[key]:
+                    outcomes, waits = self._settle_all(keys)
+                    break
+            self.cache.on_requests(keys, zeros, outcomes, gate)
+            lookup_keys += keys
+            lookup_outcomes += outcomes
+        else:
+            outcomes, waits = self._gate_in_full(gate)
+        if self._has_extras:
+            self._do_extras(gate, site)
+        else:
+            self._forecast(self.predictor.predict(gate), gate)
+        return outcomes, waits
+
+    def need_done(self, key: int) -> Answer:
+        """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
+        self.calls += 1
+        if key in self._outside:
+            self._outside.remove(key)
+            self._leave(key)
+        self._pins.remove(key)
+        self._is_stale = True
+        self._pool_pinned[self.slots.pool_of[key]] -= self.slots.slot_bytes[key]
+        outcomes, waits = self._admit()
+        self.wave_calls += (self.calls, len(outcomes))
+        return outcomes, waits
+
+    def cpu_done(self, key: int) -> None:
+        """The result of a need that the CPU computed is back."""
+        self.calls += 1
+
+    # ---- a gate, step by step
+
+    def _tidy(self) -> None:
+        """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
+        if self._trims:
+            self._trim()
+        self._pins = pins = self._outside
+        self._outside = []
+        self._is_stale = True
+        while pins:
+            self._leave(pins[0])
+            del pins[0]
+            self._is_stale = True
+
+    def _gate_in_full(self, gate: Gate) -> Answer:
+        """Several precisions or places in play, staging, or a union that may not fit."""
+        if self._trims or self._outside:
+            self._tidy()
+        self._unmasked = self._masks.pop(gate.site, ())
+        self._is_stale = True
+        constant, experts = self.selector.constant, gate.needs
+        wanted = [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
+        self._served = gate
+        if self._reroutes:
+            serving_now = self._serving_now = serve(gate, wanted, self.geometry)
+            wanted, experts, self._served = serving_now.wanted, serving_now.experts, serving_now.gate
+        self._wanted, self._experts, self.waiting = wanted, experts, len(experts)
+        self._pins = []
+        self._pool_pinned = [0] * len(self.slots.capacity_bytes)
+        rows, site = self._rows, gate.site
+        staged = self.staging.keys
+        if self._prefetches_of[site] or self._cancels_all or staged:
+            serving = [self._serving(rows[p][site][expert])
+                       for p, expert in zip(wanted, experts, strict=True) if p >= 0]  # fmt: skip
+            self._cancel_passed(site, serving)
+            for key in [k for k in staged if self.geometry.site_of(k) == site and k not in serving]:
+                self._drop_staged(key)
+        return self._admit()
+
+    def _admit(self) -> Answer:
+        """Admit waiting needs, in need order, while they fit."""
+        gate = self._served
+        assert gate is not None
+        rows, site, needs, wanted = self._rows, gate.site, self._experts, self._wanted
+        slots, pool_pinned = self.slots, self._pool_pinned
+        first = len(needs) - self.waiting
+        admitted: list[int] = []
+        for index in range(first, len(needs)):
+            if wanted[index] < 0:
+                admitted.append(SKIP)
+                continue
+            key = self._serving(rows[wanted[index]][site][needs[index]])
+            pool, size = slots.pool_of[key], slots.slot_bytes[key]
+            is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
+            if is_full and not self._trims and not slots.is_short[pool] and self.cache.admits_all:
+                break
+            if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
+                break
+            pool_pinned[pool] += size
+            self._pins.append(key)
+            admitted.append(key)
+        self.waiting -= len(admitted)
+        self._is_stale = True
+        return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
+
+    def _fits_staging(self, key: int) -> bool:
+        holds, everywhere = self.staging.holds, self._may_all_stage
+        asked = [k for k in (*self._pins, key) if everywhere or self._is_short(k)]
+        return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
+
+    def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
+        keys = [key for key in admitted if key != SKIP]
+        asked = [p for p in wanted if p >= 0]
+        state, staged, plane = self.state, self.staging.holds, self.geometry.plane
+        outcomes = [FOUND[state[key]] for key in keys]
+        waits = None
+        if not self._loads_all:
+            self._place(gate, keys, outcomes)
+        if any(outcomes):
+            if self.payload.whole:
+                waits = self._settle(keys, outcomes)
+            else:
+                places = [place for place, p in enumerate(wanted, start=first) if p >= 0]
+                waits = self._settle(keys, outcomes, gate, places)
+        if len(self.geometry.precisions) > 1:
+            for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
+                if outcomes[index] == HIT and key // plane != p:
+                    outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
+        if self._stages or not self._loads_all:
+            self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
+        self.cache.on_requests(keys, asked, outcomes, gate)
+        if self.ram is not None and self.ram.untold:
+            self.ram.tell(gate)
+        if self.staging.keys:
+            for key in keys:
+                if staged[key] and state[key] == RESIDENT and not self._transfer_of[key].partial:
+                    self._exchange(key)
+        if len(keys) < len(admitted):
+            found = iter(outcomes)
+            outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
+        self.admitted = admitted
+        if self._reroutes:
+            return self._record_rerouted(outcomes, first), waits
+        self.lookup_keys += admitted
+        self.lookup_outcomes += outcomes
+        if not self._plain:
+            self.lookup_wanted += wanted
+        return outcomes, waits
+
+    def _record_rerouted(self, outcomes: list[int], first: int) -> list[int]:
+        """Write down an admission in which other experts may serve; its outcomes, as everybody is told them."""
+        serving, last = self._serving_now, first + len(outcomes)
+        assert serving is not None
+        keys, told = serving.looked_up(self.admitted, outcomes, first)
+        self.lookup_keys += keys
+        self.lookup_outcomes += told
+        self.lookup_wanted += serving.told[first:last]
+        self.lookup_tokens += serving.tokens[first:last]
+        return told
+
+    def _place(self, gate: Gate, keys: list[int], outcomes: list[int]) -> None:
+        """Where the absent ones of these needs are computed."""
+        for index, place in enumerate(self.placement.place(gate, keys, self, self)):
+            if outcomes[index] == MISS:
+                outcomes[index] = PLACED[place]
+
+    def _settle_all(self, keys: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:
+        """Look up keys whose absent ones are loaded whole, and act on what is found: their outcomes and waits."""
+        outcomes: list[int] = []
+        waits: dict[int, Transfer] = {}
+        state, is_simple = self.state, self._is_simple
+        for key in keys:
+            found = state[key]
+            if found == RESIDENT:
+                outcomes.append(HIT)
+            elif found == ABSENT and is_simple:
+                # ``_queue`` in one piece.
+                demand = waits[key] = self._transfer_of[key] = Transfer(key, False, self._key_bytes[key], self.calls)
+                state[key] = QUEUED
+                self._demands[0].append(demand)
+                outcomes.append(MISS)
+            else:
+                outcomes.append(self._act(key, FOUND[found], self._key_bytes[key], waits))
+        return outcomes, waits or None
+
+    def _settle(self, keys: Sequence[int], outcomes: list[int], gate: Gate | None = None,
+                places: Sequence[int] = ()) -> dict[int, Transfer] | None:  # fmt: skip
+        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key.
+
+        ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the access.
+        """
+        waits: dict[int, Transfer] = {}
+        for index, outcome in enumerate(outcomes):
+            if outcome == HIT:
+                continue
+            key = keys[index]
+            moved_bytes = self._key_bytes[key]
+            if gate is not None:
+                moved_bytes = self._ask_payload(gate, places[index], key, outcome)
+                if outcome == FIRST_USE and moved_bytes:
+                    outcomes[index] = MISS
+                    waits[key] = self._complete(key, moved_bytes)
+                    continue
+            outcomes[index] = self._act(key, outcome, moved_bytes, waits)
+        return waits or None
+
+    def _act(self, key: int, outcome: int, moved_bytes: int, waits: dict[int, Transfer]) -> int:
+        """What follows from a lookup that is no plain hit; its outcome as everybody is told it."""
+        if outcome == MISS:
+            demand = self._queue(key, False, moved_bytes)
+            assert demand is not None
+            waits[key] = demand
+        elif outcome == FIRST_USE:
+            self.state[key] = RESIDENT
+            self._transfer_of[key].outcome = USED
+            return HIT
+        elif outcome == LATE:
+            waits[key] = self._await(self._transfer_of[key])
+        elif outcome == PROMOTED:
+            if not self.loader.promote:
+                waits[key] = self._await(self._transfer_of[key])
+                return LATE
+            waits[key] = self._promote(self._transfer_of[key])
+        return outcome
+
+    def _ask_payload(self, gate: Gate, place: int, key: int, outcome: int) -> int:
+        """Of an absent need the bytes to move, of one that finds a staged partial prefetch the bytes that it lacks.
+
+        What is on its way is told how much the need must have (docs/design.md section 5, partial moves).
+        """
+        payload, transfer = self.payload, self._transfer_of[key]
+        if outcome == MISS:
+            return payload.moved_bytes(key, gate, place)
+        if not transfer.partial:
+            return 0
+        if outcome == PROMOTED:
+            transfer.moved_bytes = payload.moved_bytes(key, gate, place)
+            transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
+            transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
+            return 0
+        missing = payload.missing_bytes(key, gate, place, transfer.moved_bytes)
+        if outcome == LATE:
+            transfer.rest_bytes = missing
+            return 0
+        return missing
+
+    def _do_extras(self, gate: Gate, site: int) -> None:
+        ram, streams, predicts_later, learns = self._extras
+        if ram is not None and ram.untold:
+            ram.tell(gate)
+        if streams:
+            self._stream_dense(site)
+        if predicts_later:
+            self._keep_forecasts(gate)
+        else:
+            self._forecast(self.predictor.predict(gate), gate)
+        if learns:
+            self.predictor.observe(gate)

@@ -1,0 +1,253 @@
+"""What follows from forecasts: masks, and prefetches that are queued, kept for later and cancelled.
+
+A gate asks the predictor (docs/design.md section 4, step 12). What it forecasts is masked, and what of it is absent is
+queued; a gate that comes by cancels what it has overtaken. Where a predictor has a latency its forecasts wait for
+``prediction_ready``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from sim.core.loader import Loader, Transfer
+from sim.core.slots import ABSENT, QUEUED, UNUSED
+from sim.core.transfers import CANCELLED, Transfers
+from sim.policies.base import (
+    CachePolicy,
+    Choice,
+    FloatArray,
+    Gate,
+    IntArray,
+    Payload,
+    PrecisionSelector,
+    Predictor,
+)
+from sim.policies.row_forecast import likeliness
+from sim.values.types import SKIP, Event, Geometry, Route
+
+QUEUE_PREFETCH = int(Event.QUEUE_PREFETCH)
+_FIRST = itemgetter(0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it is not there yet."""
+
+    site: int
+    needs: Sequence[int]
+    keys: list[int]
+    tokens: Sequence[int]
+    scores: Sequence[float]
+    experts: IntArray
+    weights: FloatArray
+    moved_bytes: Sequence[int]
+    """What the payload answered for each need; () where moves are whole."""
+
+
+class Prefetches(Transfers):
+    """What is forecast. ``predicts_later``: forecasts take effect at ``prediction_ready``."""
+
+    __slots__ = ("_cancels_all", "_forecasting", "_gate", "_prefetches_of", "_unmasked", "predictor")
+
+    def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
+                 loader: Loader, payload: Payload, route: Route, ram_cache: CachePolicy | None,
+                 predicts_later: bool, dense_bytes: Sequence[int]) -> None:  # fmt: skip
+        super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
+        self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
+        self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
+        budget = loader.prefetch_budget
+        self._cancels_all = budget == "until_next_gate"
+        one_variant = selector.constant == 0 and len(geometry.precisions) == 1
+        # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are found.
+        self._forecasting = (
+            self.state, self._masks, one_variant, one_variant and self._is_simple, loader.queue == "replace",
+            budget if isinstance(budget, int) else -1,  # never used up
+            loader.depth == "first_missing",
+        )  # fmt: skip
+        self._unmasked: Iterable[int] = ()  # what was forecast for the site of the gate
+        self._ranks = loader.prefetch_order == "likeliest"
+        self._gate: Gate | None = None
+        self._predictions: dict[int, tuple[int, list[Kept]]] = {}
+        self._gate_call_of = [0] * geometry.sites
+
+    # ---- what a policy or a driver may ask
+
+    @property
+    def foreseen(self) -> Sequence[int]:
+        """The experts that were forecast for the site of the gate, best first."""
+        units = self.geometry.units
+        return [key % units for key in self._unmasked]
+
+    # ---- what became of prefetches
+
+    @property
+    def num_prefetches_queued(self) -> int:
+        return self.events[1::4].count(QUEUE_PREFETCH)
+
+    @property
+    def prefetch_counts(self) -> list[int]:
+        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
+        counts = list(self._never_issued)
+        for transfer in self.issued:
+            if transfer.prefetch:
+                counts[transfer.outcome] += 1
+        return counts
+
+    def finish(self) -> None:
+        """The run is over: settle the prefetches that nothing will settle any more."""
+        left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
+        self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
+
+    # ---- a call of the driver
+
+    def prediction_ready(self, tick: int) -> None:
+        """The forecasts made at a gate take effect, but for sites that have had a gate since."""
+        self.calls += 1
+        made, forecasts = self._predictions.pop(tick)
+        gate = self._gate
+        assert gate is not None
+        self._forecast([f for f in forecasts if self._gate_call_of[f.site] <= made], gate)
+
+    # ---- what a gate has overtaken
+
+    def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
+        """Cancel waiting prefetches that this gate has overtaken."""
+        of_site = self._prefetches_of[site]
+        if self._is_simple and not self._cancels_all:
+            for transfer in of_site:
+                if transfer.waits and not transfer.cancelled and transfer.key not in serving:
+                    break
+            else:
+                # All have started, or serve this gate.
+                of_site.clear()
+                self._drop_cancelled()
+                return
+        if self._cancels_all:
+            self._cancel(self._waiting_prefetches(), serving)
+        if self.loader.cancel_stale:
+            for transfer in of_site:
+                if transfer.waits:
+                    self._cancel(of_site, serving)
+                    break
+        # What serves this gate is no longer stale; only on a long or chunked way may what has started wait again.
+        kept = [] if self._is_simple else [t for t in of_site if not t.over and not t.cancelled]
+        self._prefetches_of[site] = kept
+        self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        """What is cancelled is mostly the oldest: a queue that is never reached must not keep it all."""
+        for queue in self._prefetches:
+            while queue and queue[0].cancelled:
+                queue.popleft()
+
+    # ---- what is forecast
+
+    def _keep_forecasts(self, gate: Gate) -> None:
+        self._gate_call_of[gate.site] = self.calls
+        self._gate = gate
+        self._predictions[gate.tick] = (
+            self.calls,
+            [self._keep(choice, gate) for choice in self.predictor.predict(gate)],
+        )
+
+    def _keep(self, choice: Choice, gate: Gate) -> Kept:
+        payload = self.payload
+        moved = () if payload.whole else [payload.forecast_bytes(k, choice, i, gate) for i, k in enumerate(choice.keys)]
+        return Kept(choice.site, list(choice.needs), list(choice.keys), list(choice.tokens), list(choice.scores),
+                    choice.experts, choice.weights, moved)  # fmt: skip
+
+    def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
+        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
+        if self._ranks:
+            self._forecast_ranked(forecasts, gate)
+            return
+        state, masks, is_plain, is_simple, replace, left, stops = self._forecasting
+        for choice in forecasts:
+            if replace:
+                self._replace_forecasts()
+                replace = False
+            site = choice.site
+            masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
+            self._is_stale = True
+            missing = False
+            for key in keys:
+                found = state[key]
+                if found > UNUSED:
+                    missing = True
+                    if found == ABSENT and left:
+                        if is_simple:
+                            self._queue_simply(key, site)
+                            left -= 1
+                        else:
+                            left -= self._queue_prefetch(key, site, choice, gate)
+            if missing:
+                if self.ram is not None and self.ram.untold:
+                    self.ram.tell(gate)
+                if stops:
+                    return
+            if not left:
+                return
+
+    def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
+        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent, whatever its site."""
+        state, masks, is_plain, _, replace, left, stops = self._forecasting
+        units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
+        for choice in forecasts:
+            if replace:
+                self._replace_forecasts()
+                replace = False
+            masks[choice.site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
+            self._is_stale = True
+            lacking = [key for key in keys if state[key] > UNUSED]
+            likely = likeliness(choice) if lacking else {}
+            absent += [(likely.get(key % units, 0.0), key, choice) for key in lacking if state[key] == ABSENT]
+            if lacking and stops:
+                break
+        absent.sort(key=_FIRST, reverse=True)
+        for _, key, choice in absent:
+            if not left:
+                break
+            left -= self._queue_prefetch(key, choice.site, choice, gate)
+        if self.ram is not None and self.ram.untold:
+            self.ram.tell(gate)
+
+    def _replace_forecasts(self) -> None:
+        """``queue: replace``: what was forecast before counts no more."""
+        self._cancel(self._waiting_prefetches(), ())
+        self._masks.clear()
+
+    def _forecast_keys(self, choice: Choice) -> list[int]:
+        constant = self.selector.constant
+        wanted = [constant] * len(choice.needs) if constant is not None else self.selector.select(choice, self)
+        rows, site = self._rows, choice.site
+        return [self._serving(rows[p][site][expert])
+                for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
+
+    # ---- queueing
+
+    def _queue_simply(self, key: int, site: int) -> None:
+        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one piece, for speed."""
+        calls = self.calls
+        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
+        self.state[key] = QUEUED
+        self._prefetches[0].append(transfer)
+        self._prefetches_of[site].append(transfer)
+        self.events += (calls, QUEUE_PREFETCH, key, -1)
+
+    def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> bool:
+        """False if its slot should have been claimed now and could not."""
+        moved_bytes = self._key_bytes[key]
+        if not self.payload.whole:
+            place = choice.needs.index(key % self.geometry.units)
+            if isinstance(choice, Kept):
+                moved_bytes = choice.moved_bytes[place]
+            else:
+                moved_bytes = self.payload.forecast_bytes(key, choice, place, gate)
+        self.events += (self.calls, QUEUE_PREFETCH, key, -1)
+        transfer = self._queue(key, True, moved_bytes)
+        if transfer is None:
+            return False
+        self._prefetches_of[site].append(transfer)
+        return True

@@ -1,0 +1,139 @@
+"""What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
+
+One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; in a list, which Python indexes fastest) and two bytearrays
+that cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.policies.base import CachePolicy
+from sim.values.types import CapacityError, Cause, Geometry
+
+RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
+"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <= UNUSED; RESIDENT is 0,
+so that a state is true where a key is not simply there."""
+
+
+class Slots:
+    """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each pool must hold.
+
+    ``overflows``: what must come in does so without evicting; ``excess`` says what then is too much. ``stages``: there
+    is staging, so that a pool may be short, even of no bytes: what comes for it lands there.
+    """
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False,
+                 stages: bool = False) -> None:  # fmt: skip
+        plan = cache.pools(geometry)
+        self.geometry, self.cache, self.overflows = geometry, cache, overflows
+        self.state = [ABSENT] * geometry.num_keys
+        self.pinned = bytearray(geometry.num_keys)
+        self.blocked = bytearray(geometry.num_keys)
+        self.key_bytes = list(geometry.key_bytes)
+        """What a load of each key moves; ``slot_bytes``: what it takes here."""
+        self.slot_bytes = list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes
+        self.pool_of = list(plan.pool_of)
+        self.capacity_bytes = plan.capacity_bytes
+        self.initial = plan.initial
+        self.free_bytes = list(plan.capacity_bytes)
+        self.is_short = self._short_pools(at_once, stages)
+        """By pool: it holds less than one token's needs."""
+        for key in plan.initial:
+            self.free_bytes[self.pool_of[key]] -= self.slot_bytes[key]
+            self.state[key] = RESIDENT
+            cache.on_insert(key, Cause.INITIAL)
+        if min(self.free_bytes) < 0:
+            raise CapacityError(f"initial contents exceed a pool: free bytes {self.free_bytes}")
+        self._least_free = list(self.free_bytes)
+
+    def _short_pools(self, at_once: int, stages: bool) -> list[bool]:
+        largest = [0] * len(self.capacity_bytes)
+        for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
+            largest[pool] = max(largest[pool], size)
+        short = [capacity < at_once * size for capacity, size in zip(self.capacity_bytes, largest, strict=True)]
+        if any(short) and not stages:
+            pool = short.index(True)
+            raise CapacityError(
+                f"pool {pool} holds {self.capacity_bytes[pool]} B, but one token may need {at_once} experts of "
+                f"{largest[pool]} B = {at_once * largest[pool]} B there; raise budget.resident_share or slots_gib (or "
+                f"this pool's cache.shares), or serve such pools from staging: loader.staging_slots={at_once}"
+            )
+        return short
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the pools held, each at its fullest."""
+        return sum(self.capacity_bytes) - sum(self._least_free)
+
+    def claim(self, key: int, must: bool) -> Sequence[int] | None:
+        """Make room for a key: the keys to evict for it, least valuable first, or None if it does not fit.
+
+        The bytes are taken at once; the caller evicts. What need not come in may take keys that are neither pinned nor
+        masked; what must takes those first and masked ones last.
+        """
+        pool = self.pool_of[key]
+        free = self.free_bytes[pool] - self.slot_bytes[key]
+        if free >= 0 or (must and self.overflows):
+            self.free_bytes[pool] = free
+            if free < self._least_free[pool]:
+                self._least_free[pool] = free
+            return ()
+        victim = next(self.cache.victims(pool, key, self.blocked), -1)
+        if victim >= 0 and free + self.slot_bytes[victim] >= 0:
+            self.free_bytes[pool] = free + self.slot_bytes[victim]
+            return (victim,)
+        victims = self._several_victims(pool, key, free, must)
+        if victims is not None:
+            self.free_bytes[pool] = free + sum(self.slot_bytes[victim] for victim in victims)
+        return victims
+
+    def could_claim(self, key: int, must: bool = True) -> bool:
+        """Whether ``claim`` would succeed now."""
+        return self.would_evict(key, must) is not None
+
+    def would_evict(self, key: int, must: bool) -> Sequence[int] | None:
+        """What ``claim`` would answer now."""
+        pool = self.pool_of[key]
+        free = self.free_bytes[pool] - self.slot_bytes[key]
+        if free >= 0 or (must and self.overflows):
+            return ()
+        return self._several_victims(pool, key, free, must)
+
+    def _several_victims(self, pool: int, key: int, free: int, must: bool) -> list[int] | None:
+        taken: list[int] = []
+        for blocked in (self.blocked, self.pinned) if must else (self.blocked,):
+            for victim in self.cache.victims(pool, key, blocked):
+                if victim not in taken:
+                    taken.append(victim)
+                    free += self.slot_bytes[victim]
+                    if free >= 0:
+                        return taken
+        return None
+
+    def release(self, key: int) -> None:
+        """Give back the bytes of a claim, or of a key that has gone."""
+        self.free_bytes[self.pool_of[key]] += self.slot_bytes[key]
+
+    def excess(self) -> list[int]:
+        """The keys to evict so that no pool holds more than its capacity, as far as what is pinned allows."""
+        gone: list[int] = []
+        for pool, free in enumerate(self.free_bytes):
+            for blocked in (self.blocked, self.pinned):
+                if free >= 0:
+                    break
+                for victim in self.cache.victims(pool, -1, blocked):
+                    if victim not in gone:
+                        gone.append(victim)
+                        free += self.slot_bytes[victim]
+                        if free >= 0:
+                            break
+        return gone
+
+    def check(self) -> None:
+        """Assert every invariant that holds between calls. Expensive, for tests."""
+        for key, pinned in enumerate(self.pinned):
+            assert self.blocked[key] >= pinned, self.geometry.name_of(key)
+        for pool, free in enumerate(self.free_bytes):
+            assert free <= self.capacity_bytes[pool], (pool, free)
+            assert free >= 0 or self.overflows, (pool, free)

@@ -1,0 +1,394 @@
+"""How variants move: queues, issues, hops and arrivals. No gate, no forecast.
+
+Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier, if that holds its
+key), and takes hop after hop: queued, issued, done, queued on the next link inwards. The slot that a hop moves into is
+claimed when the hop is issued (``sim.core.claims``): the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link
+0 it is resident in its pool, or staged. What is given up on the way gives back all that it has claimed or pinned.
+
+A machine with one link, pools only and whole transfers takes the short ways through these methods.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
+from sim.core.loader import Loader, Transfer
+from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
+from sim.policies.base import CachePolicy, Payload
+from sim.values.types import Event, Geometry, PrefetchOutcome, Route
+
+USED, LATE, PROMOTED = (int(of) for of in (PrefetchOutcome.USED, PrefetchOutcome.LATE, PrefetchOutcome.PROMOTED))
+CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
+CANCEL, DROP_NO_SLOT, ISSUE = int(Event.CANCEL), int(Event.DROP_NO_SLOT), int(Event.ISSUE)
+
+
+class Transfers(Claims):
+    """What is queued and on its way. ``dense_bytes``: of each site's dense block, where those are streamed."""
+
+    __slots__ = (
+        "_chunked", "_demands", "_is_simple", "_on_link", "_outermost", "_prefetches", "given_up", "issued", "queues",
+    )  # fmt: skip
+
+    def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
+                 ram_cache: CachePolicy | None, dense_bytes: Sequence[int]) -> None:  # fmt: skip
+        super().__init__(geometry, cache, loader, payload, route, ram_cache)
+        self.dense_bytes = dense_bytes
+        self.issued: list[Transfer] = []
+        self._never_issued = [0] * len(PrefetchOutcome)
+        self._prepare_queues()
+        self._prepare_dense()
+        is_usual = not (self._chunked or self._stages or loader.dense_slots or self._claims_at_queue)
+        self._is_simple = self._outermost == 0 and is_usual
+
+    def _prepare_queues(self) -> None:
+        links, loader = self.route.links, self.loader
+        self._outermost = links - 1
+        self._demands: list[deque[Transfer]] = [deque() for _ in range(links)]
+        # With demand_first off there is one queue a link, so both names mean the same deques.
+        self._prefetches = [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
+        self.queues = list(zip(self._demands, self._prefetches, strict=True))
+        """By link, what waits to be issued: demands and prefetches; what is cancelled may still stand there."""
+        self._chunked = loader.chunk_bytes is not None
+        self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
+        self.given_up = 0
+        """Prefetches that were dropped or set aside for want of a slot: what they held another link may wait for."""
+
+    def _prepare_dense(self) -> None:
+        ahead, g = self.loader.dense_slots, self.geometry
+        if not ahead:
+            return
+        if not ahead < g.sites or len(self.dense_bytes) != g.sites or min(self.dense_bytes) < 1:
+            raise ValueError(
+                f"loader.dense_slots={ahead} must be below the {g.sites} sites (0: all resident), "
+                f"with a dense block of at least 1 B for each, got {list(self.dense_bytes)}"
+            )
+        for site in range(ahead):
+            self.state[g.key(0, site, g.experts)] = RESIDENT
+
+    @property
+    def num_issued(self) -> int:
+        return len(self.issued)
+
+    # ---- what a policy or a driver may ask
+
+    def bytes_ahead(self, link: int) -> int:
+        """Bytes of the demands that wait on a link."""
+        return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and not (t.prefetch and not t.urgent))
+
+    def hop_bytes(self, transfer: Transfer, link: int) -> int:
+        """What a transfer's hop on a link moves: into RAM at least the whole variant."""
+        whole = self.ram is not None and link >= self._ram_link
+        return max(self._key_bytes[transfer.key], transfer.moved_bytes) if whole else transfer.moved_bytes
+
+    def keeps_slot(self, key: int) -> bool:
+        """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""
+        return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
+
+    # ---- calls of the driver
+
+    def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
+        """The key that has arrived on the device (-1: none), and the next transfer, issued in the same call."""
+        self.calls += 1
+        if self._is_simple:
+            key = transfer.key
+            if transfer.prefetch:
+                self.state[key] = RESIDENT if transfer.awaited else UNUSED
+                self.cache.on_insert(key, PREFETCH)
+            else:
+                self.state[key] = RESIDENT
+                self.cache.on_insert(key, DEMAND)
+            return key, self._issue_simply()
+        if self._chunked:
+            self._on_link[link].remove(transfer)
+        if link:
+            self._end_hop(link, transfer)
+            return -1, self._issue(link)
+        return self._arrive(transfer), self._issue(0)
+
+    def poll(self, link: int) -> Transfer | None:
+        """The next transfer to issue on a link that has room, or None."""
+        self.calls += 1
+        return self._issue_simply() if self._is_simple else self._issue(link)
+
+    def head_done(self, link: int, transfer: Transfer) -> None:
+        """The next link inwards may begin with what this one is still serving (cut-through)."""
+        self.calls += 1
+        transfer.feeds += 1
+        self._queue_again(transfer, link - 1)
+
+    def cut(self, link: int) -> bool:
+        """Whether the transfer in service should give way at the end of its chunk. A question, not a call."""
+        on_link = self._on_link[link]
+        if not on_link or self.route.head_bytes[link]:
+            return False
+        serving = on_link[0]
+        if not serving.prefetch or serving.awaited:
+            return False
+        if len(on_link) > 1:
+            following = on_link[1]
+            return not following.prefetch or following.urgent
+        demands = self._demands[link]
+        return bool(demands) and self._could_claim(demands[0], link)
+
+    def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
+        """A transfer has been cut after so many bytes of its service; the next one to serve."""
+        self.calls += 1
+        self._on_link[link].remove(transfer)
+        transfer.left_bytes -= moved_bytes
+        transfer.waits = True
+        self._prefetches[link].appendleft(transfer)
+        return self._issue(link)
+
+    # ---- queueing
+
+    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer | None:
+        """Queue an absent key on the first link of its route; None if its slot should be claimed now and cannot."""
+        transfer = Transfer(key, prefetch, moved_bytes, self.calls)
+        if not self._is_simple:
+            if self._claims_at_queue and not self._claim_pool(transfer) and prefetch:
+                self._never_issued[DROPPED_NO_SLOT] += 1
+                self.events += (self.calls, DROP_NO_SLOT, key, -1)
+                return None
+            link = self._begin_link(key)
+            if link:
+                transfer.link = transfer.first_link = link
+            if moved_bytes < self._key_bytes[key]:
+                transfer.partial = transfer.staged = True
+                transfer.left_bytes = self.hop_bytes(transfer, link)
+        self._transfer_of[key] = transfer
+        self.state[key] = QUEUED
+        (self._prefetches if prefetch else self._demands)[transfer.link].append(transfer)
+        return transfer
+
+    def _begin_link(self, key: int) -> int:
+        """The link on which the transfer of a key begins, looking it up in RAM."""
+        if self.ram is not None and self.ram.look_up(key):
+            return self._ram_link - 1
+        return self._outermost
+
+    def _queue_again(self, transfer: Transfer, link: int) -> None:
+        """The next hop of a transfer that has started."""
+        if transfer.link == link:  # it bounced: it was queued here before
+            transfer.later_hops = transfer.later_hops[:-1]
+        transfer.link, transfer.waits = link, True
+        transfer.later_hops += ((link, self.calls),)
+        transfer.left_bytes = self.hop_bytes(transfer, link)
+        goes_first = not transfer.prefetch or transfer.urgent
+        (self._demands if goes_first else self._prefetches)[link].append(transfer)
+
+    def _stream_dense(self, site: int) -> None:
+        """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""
+        g = self.geometry
+        self.state[g.key(0, site, g.experts)] = ABSENT
+        site = (site + self.loader.dense_slots) % g.sites
+        key = g.key(0, site, g.experts)
+        transfer = self._transfer_of[key] = Transfer(key, False, self.dense_bytes[site], self.calls)
+        transfer.dense = transfer.claimed = True
+        self.state[key] = QUEUED
+        self._demands[0].append(transfer)
+
+    def _await(self, transfer: Transfer) -> Transfer:
+        """A need waits for a transfer that has been queued before; if it is a prefetch it was late."""
+        if not transfer.prefetch:
+            return transfer
+        transfer.awaited = True
+        transfer.outcome = LATE
+        if transfer.number >= 0 and self.loader.promote and not transfer.urgent:
+            transfer.urgent = True
+            if transfer.waits and self.loader.demand_first:
+                self._prefetches[transfer.link].remove(transfer)
+                self._demands[transfer.link].append(transfer)
+        return transfer
+
+    def _promote(self, transfer: Transfer) -> Transfer:
+        """A prefetch that has never started becomes a demand."""
+        self._never_issued[PROMOTED] += 1
+        if not self.loader.demand_first:
+            transfer.prefetch = False
+            transfer.call = self.calls
+            return transfer
+        transfer.cancelled = True
+        demand = Transfer(transfer.key, False, transfer.moved_bytes, self.calls, transfer.link)
+        demand.left_bytes, demand.partial, demand.staged = transfer.left_bytes, transfer.partial, transfer.staged
+        demand.claimed, demand.victims, demand.write_back = transfer.claimed, transfer.victims, transfer.write_back
+        self._transfer_of[transfer.key] = demand
+        self._demands[transfer.link].append(demand)
+        return demand
+
+    # ---- giving up
+
+    def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
+        """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
+        for transfer in transfers:
+            is_idle = transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds
+            if is_idle and not transfer.cancelled and transfer.key not in kept:
+                self._give_up(transfer, CANCEL)
+
+    def _waiting_prefetches(self) -> list[Transfer]:
+        return [transfer for queue in self._prefetches for transfer in queue]
+
+    def _give_up(self, transfer: Transfer, event: int) -> None:
+        """Drop or cancel a waiting prefetch and what it has claimed."""
+        key = transfer.key
+        transfer.cancelled = True
+        self.state[key] = ABSENT
+        if transfer.number < 0:
+            self._never_issued[CANCELLED if event == CANCEL else DROPPED_NO_SLOT] += 1
+        else:
+            transfer.outcome = DROPPED
+        if transfer.claimed:
+            if transfer.staged:
+                self.staging.release()
+            else:
+                self.slots.release(key)
+        if self.ram is not None:
+            self.ram.leave(key)
+        self.events += (self.calls, event, key, -1)
+
+    # ---- issuing
+
+    def _issue(self, link: int) -> Transfer | None:
+        """Take the next transfer whose slot can be claimed, and claim it."""
+        demands, prefetches = self.queues[link]
+        while demands or prefetches:
+            queue = demands or prefetches
+            transfer = queue[0]
+            if transfer.cancelled:
+                queue.popleft()
+                continue
+            if not self._claim(transfer, link):
+                if transfer.awaited or not transfer.prefetch:
+                    return self._issue_claimed(link)
+                queue.popleft()
+                self.given_up += 1
+                if transfer.feeds:
+                    transfer.waits, transfer.bounced = False, True
+                else:
+                    self._give_up(transfer, DROP_NO_SLOT)
+                continue
+            queue.popleft()
+            return self._start(transfer, link)
+        return None
+
+    def _issue_simply(self) -> Transfer | None:
+        """The same where one link leads to the pools and nothing has been claimed before: in one piece, for speed."""
+        demands, prefetches = self.queues[0]
+        while demands or prefetches:
+            queue = demands or prefetches
+            transfer = queue[0]
+            if transfer.cancelled:
+                queue.popleft()
+                continue
+            if self._is_stale:
+                self._protect()
+            key, must = transfer.key, transfer.awaited or not transfer.prefetch
+            victims = self.slots.claim(key, must)
+            if victims is None and must:
+                return None
+            queue.popleft()
+            if victims is None:
+                self.given_up += 1
+                self._give_up(transfer, DROP_NO_SLOT)
+                continue
+            transfer.waits, transfer.claimed = False, True
+            self.state[key] = IN_FLIGHT
+            transfer.number = len(self.issued)
+            self.issued.append(transfer)
+            self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
+            if victims:
+                transfer.victims = victims
+                if self._writes_back:
+                    transfer.write_back = victims
+                self._evict(victims, key, named=1)
+            return transfer
+        return None
+
+    def _issue_claimed(self, link: int) -> Transfer | None:
+        """The first that waits and needs no claim any more, where the one at the head finds no slot."""
+        for queue in self.queues[link]:
+            for transfer in queue:
+                if not transfer.cancelled and self._has_claim(transfer, link):
+                    queue.remove(transfer)
+                    return self._start(transfer, link)
+        return None
+
+    def _start(self, transfer: Transfer, link: int) -> Transfer:
+        transfer.waits = False
+        if transfer.number < 0:
+            key, victims = transfer.key, transfer.victims
+            self.state[key] = IN_FLIGHT
+            transfer.number = len(self.issued)
+            self.issued.append(transfer)
+            self.events += (self.calls, ISSUE, key, victims[0] if victims and not self._claims_at_queue else -1)
+        if self._chunked:
+            self._on_link[link].append(transfer)
+        return transfer
+
+    # ---- hops and arrivals
+
+    def _end_hop(self, link: int, transfer: Transfer) -> None:
+        """A hop on an outer link has ended."""
+        if link == self._ram_link:
+            assert self.ram is not None
+            self.ram.arrive(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
+        if transfer.link == link:
+            self._queue_again(transfer, link - 1)
+            return
+        transfer.feeds -= 1
+        if transfer.bounced and link == transfer.link + 1:
+            transfer.bounced = False
+            self._queue_again(transfer, transfer.link)
+
+    def _arrive(self, transfer: Transfer) -> int:
+        """The last hop has ended; the key that has arrived, or -1 if its rest has still to come."""
+        key, state = transfer.key, self.state
+        transfer.over = True
+        if transfer.dense:
+            state[key] = RESIDENT
+            return key
+        if transfer.rest_bytes:
+            self._queue_rest(transfer)
+            return -1
+        if self.ram is not None:
+            self.ram.leave(key)
+        if transfer.staged:
+            self._arrive_in_staging(transfer)
+        else:
+            state[key] = UNUSED if transfer.prefetch and not transfer.awaited else RESIDENT
+            self.cache.on_insert(key, PREFETCH if transfer.prefetch else DEMAND)
+        return key
+
+    def _complete(self, key: int, rest_bytes: int) -> Transfer:
+        """Queue what a staged partial prefetch lacks, into the same slot."""
+        partial = self._transfer_of[key]
+        partial.outcome = USED
+        rest = Transfer(key, False, rest_bytes, self.calls, self._begin_link(key))
+        self._continue_partial(rest, partial)
+        return rest
+
+    def _queue_rest(self, transfer: Transfer) -> None:
+        """A need waits for more than a partial prefetch has brought: the rest follows into the same slot."""
+        link = self._outermost if self.ram is None else self._ram_link - 1
+        rest = Transfer(transfer.key, False, transfer.rest_bytes, self.calls, link)
+        self._continue_partial(rest, transfer)
+
+    def _continue_partial(self, rest: Transfer, transfer: Transfer) -> None:
+        rest.left_bytes = self.hop_bytes(rest, rest.link)
+        rest.partial = rest.staged = rest.claimed = True
+        rest.parent = transfer.number
+        self._transfer_of[rest.key] = rest
+        self.state[rest.key] = QUEUED
+        self._demands[rest.link].append(rest)
+
+    def _arrive_in_staging(self, transfer: Transfer) -> None:
+        key = transfer.key
+        is_unasked = transfer.prefetch and not transfer.awaited
+        self.state[key] = UNUSED if is_unasked else RESIDENT
+        self.staging.put(key)
+        self._protect()
+        if is_unasked and not transfer.partial and not self.blocked[key]:
+            self._drop_staged(key)
+        elif transfer.awaited and not transfer.partial:
+            self._exchange(key)

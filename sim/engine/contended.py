@@ -1,0 +1,108 @@
+"""The engine of a machine whose parties hold each other up: when an operation ends depends on what goes on meanwhile.
+
+So nothing is known beforehand: one heap event an operation, and one for each change of a pace. Decisions, order and
+records are `sim.engine.engine.Engine`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sim.core.controller import Controller
+from sim.engine.clock import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Alarm, Clock
+from sim.engine.contended_links import ContendedLink, make_links
+from sim.engine.contest import Contest
+from sim.engine.engine import Engine
+from sim.machine.contention import COMPUTE, CPU
+from sim.machine.costs import ContendedDurations, Durations
+from sim.workload.steps import Workload
+
+AT_WORK = 1 << 62
+"""``_free_ns`` while the stream works: nobody knows until when, and whoever comes finds it at work."""
+
+
+class ContendedEngine(Engine):
+    """While the stream stands, ``_free_ns`` is when it became free, or when its host time will be over."""
+
+    is_arithmetic = False
+
+    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
+                 progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
+        assert isinstance(durations, ContendedDurations)
+        assert durations.contention is not None
+        self.contest = Contest(env, durations.contention, controller.route.engines)
+        self._cpu_latency_ns = durations.cpu_latency_ns
+        self._given: deque[tuple[int, int]] = deque()  # (duration, key) of needs that are ready and not begun
+        super().__init__(env, controller, workload, durations, progress)
+
+    def _make_links(self) -> Sequence[ContendedLink]:
+        return make_links(self)
+
+    # ---- the compute stream
+
+    def _work(self, work_ns: int, order: int, done: Callable[[Alarm], None]) -> None:
+        """Begin when host time is over."""
+        now, begins_ns = int(self.env.now), self._free_ns
+        self._free_ns = AT_WORK
+        self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, done)
+
+    def _begin_site(self) -> None:
+        if not self._streams_dense or self._block_is_there():
+            self._work(self._lead_ns - self._sync_ns, NEED_DONE, self._on_dense_end)
+
+    def _on_dense_end(self, alarm: Alarm) -> None:
+        now = self._free_ns = alarm.at_ns
+        self._gate_alarm.set(now + self._sync_ns, GATE)
+
+    def _compute(self, key: int, row: int) -> None:
+        precision, site = divmod(key // self._units, self.controller.geometry.sites)
+        self._given.append((self.durations.expert_ns(precision, site, self._tokens(row)), key))
+        self._begin_need()
+
+    def _begin_need(self) -> None:
+        if self._given and self._free_ns != AT_WORK:
+            duration, key = self._given.popleft()
+            self._work(duration, NEED_DONE, lambda alarm: self._on_need_end(key, alarm.at_ns))
+
+    def _on_need_end(self, key: int, now: int) -> None:
+        self._free_ns = now
+        if self.controller.waiting:
+            self._release(key, now)
+        self._begin_need()
+        self._end_site_if_done(now)
+
+    def _end_site_if_done(self, now: int) -> None:
+        if self._free_ns != AT_WORK:
+            super()._end_site_if_done(now)
+
+    def _begin_tail(self, now: int) -> None:
+        assert self._step is not None
+        self._work(self.durations.tail_ns(self._step), SEQUENCE_END, self._on_tail_end)
+
+    def _on_tail_end(self, alarm: Alarm) -> None:
+        self._free_ns = alarm.at_ns
+        self._end_step(alarm.at_ns)
+
+    # ---- the CPU
+
+    def _submit(self, key: int, row: int, now: int) -> None:
+        precision, site = divmod(key // self._units, self.controller.geometry.sites)
+        self._cpu.append((self.durations.cpu_ns(precision, site, self._tokens(row)), key, row))
+        if len(self._cpu) == 1:
+            self._set_cpu(now)
+
+    def _set_cpu(self, now: int) -> None:
+        self._cpu_submissions += 1
+        duration = self._cpu[0][0]
+        latency = min(self._cpu_latency_ns, duration)
+        self.contest.begin(CPU, now, latency, duration - latency, CPU_DONE + self._cpu_submissions, self._on_cpu_done)
+
+    # ---- the end
+
+    def _close(self, now: int) -> None:
+        super()._close(now)
+        self.record.slowed_ns = self.contest.slowed_ns
+        for link in self._links:
+            assert isinstance(link, ContendedLink)
+            link.note_cut(now, self.record.service_left_ns)

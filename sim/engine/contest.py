@@ -1,0 +1,179 @@
+"""Work in progress of those who hold each other up: each piece rings when so much of it is done, whenever that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import lcm
+
+from sim.engine.clock import Alarm, Clock
+from sim.machine.contention import FIRST_LINK, WHOLE, Contention
+
+Ring = Callable[[Alarm], None]
+
+
+class Mark:
+    """A point of a piece of work: ``ring`` it, with priority ``order``, when no more than ``left`` is left to do.
+
+    ``alarm``: the one that counts; others ring in vain.
+    """
+
+    __slots__ = ("alarm", "left", "order", "ring")
+
+    def __init__(self, left: int, order: int, ring: Ring) -> None:
+        self.left, self.order, self.ring = left, order, ring
+        self.alarm: Alarm | None = None
+
+
+class Draw:
+    """A piece of work of a party. ``left``: what there is still to do, in the party's unit (`Contest`).
+
+    ``pace``: units a ns, 0 until it begins to draw, at ``begins_ns``, and while it is ``held``. ``marks``: its end, and
+    what else is to ring on the way.
+    """
+
+    __slots__ = ("begins_ns", "held", "left", "marks", "order", "pace", "party", "work_ns")
+
+    def __init__(self, party: int, begins_ns: int, work_ns: int, order: int, left: int) -> None:
+        self.party, self.begins_ns, self.work_ns, self.order, self.left = party, begins_ns, work_ns, order, left
+        self.pace, self.held = 0, False
+        self.marks: list[Mark] = []
+
+
+class Contest:
+    """All work in progress. Paces change only when somebody begins, ends, or is held.
+
+    The pieces of one party (a link's engines) share its pace equally. The unit of what is left of a piece is a ns of
+    the party's own pace over ``WHOLE * lcm(1 .. its engines)``, so that every share of every pace is a whole number.
+
+    ``slowed_ns``: by party, how much longer than its work it had work: what others, or waiting for bytes that have not
+    come yet, cost it.
+    """
+
+    def __init__(self, env: Clock, contention: Contention, engines: Sequence[int] = ()) -> None:
+        """``engines``: of each link, how many pieces it may have at once; everybody else has one."""
+        self._env, self._contention = env, contention
+        self._draws: dict[Draw, None] = {}  # in the order in which they began to draw
+        self._since_ns = 0
+        of_links = [lcm(*range(1, count + 1)) for count in engines] or [1] * (contention.parties - FIRST_LINK)
+        self._shares = [1] * FIRST_LINK + of_links
+        self._busy_since_ns = [0] * contention.parties
+        self._done_ns = [0] * contention.parties  # work done since then
+        self.slowed_ns = [0] * contention.parties
+
+    # ---- what a party does
+
+    def begin(self, party: int, now: int, latency_ns: int, work_ns: int, order: int, done: Ring) -> Draw:
+        """Call ``done``, with priority ``order``, after ``latency_ns`` that nobody is held up by, and the work: at the
+        first whole ns at which nothing of it remains.
+        """
+        draw = Draw(party, now + latency_ns, work_ns, order, work_ns * self._unit(party))
+        draw.marks.append(Mark(0, order, lambda alarm: self._end(draw, done, alarm)))
+        if latency_ns:
+            Alarm(self._env, lambda alarm: self._join(draw, alarm.at_ns)).set(draw.begins_ns, order)
+        else:
+            self._join(draw, now)
+        return draw
+
+    def mark(self, draw: Draw, now: int, done_ns: int, ring: Ring) -> Mark:
+        """Call ``ring`` at the first whole ns at which ``done_ns`` of the work are done, unless it has left before."""
+        mark = Mark((draw.work_ns - max(0, done_ns)) * self._unit(draw.party), draw.order, ring)
+        draw.marks.append(mark)
+        self._settle(now)
+        self._expect(mark, draw, now)
+        return mark
+
+    def forget(self, draw: Draw, mark: Mark) -> None:
+        draw.marks.remove(mark)
+        mark.alarm = None
+
+    def hold(self, draw: Draw, now: int, held: bool) -> None:
+        """Have it stand still, drawing nothing, or go on."""
+        self._settle(now)
+        draw.held = held
+        self._set_paces(now)
+
+    def stop(self, draw: Draw, now: int) -> None:
+        """Have it leave before its end."""
+        self._leave(draw, now)
+
+    def done_ns(self, draw: Draw, now: int) -> int:
+        """What it has done, in whole ns of the party's own pace; -1 where it has not begun to draw."""
+        if draw not in self._draws:
+            return -1
+        self._settle(now)
+        return draw.work_ns + -draw.left // self._unit(draw.party)
+
+    def left_ns(self, draw: Draw, now: int) -> int | None:
+        """What it has still to do, in ns of the party's own pace, rounded up; None where it has not begun to draw."""
+        done = self.done_ns(draw, now)
+        return None if done < 0 else draw.work_ns - done
+
+    def is_done(self, draw: Draw, now: int) -> bool:
+        """Whether nothing is left of it: its end rings at this instant, if it has not yet."""
+        self._settle(now)
+        return draw.left <= 0
+
+    # ---- paces
+
+    def _unit(self, party: int) -> int:
+        return WHOLE * self._shares[party]
+
+    def _join(self, draw: Draw, now: int) -> None:
+        self._settle(now)
+        if all(other.party != draw.party for other in self._draws):
+            self._busy_since_ns[draw.party] = now
+            self._done_ns[draw.party] = 0
+        self._draws[draw] = None
+        self._set_paces(now)
+
+    def _end(self, draw: Draw, done: Ring, alarm: Alarm) -> None:
+        self._leave(draw, alarm.at_ns)
+        done(alarm)
+
+    def _leave(self, draw: Draw, now: int) -> None:
+        self._settle(now)
+        for mark in draw.marks:
+            mark.alarm = None
+        draw.marks.clear()
+        del self._draws[draw]
+        self._set_paces(now)
+        party = draw.party
+        self._done_ns[party] += draw.work_ns - max(0, draw.left) // self._unit(party)
+        if all(other.party != party for other in self._draws):
+            self.slowed_ns[party] += max(0, now - self._busy_since_ns[party] - self._done_ns[party])
+
+    def _settle(self, now: int) -> None:
+        """What was done since the last change."""
+        elapsed = now - self._since_ns
+        if elapsed:
+            for draw in self._draws:
+                draw.left -= elapsed * draw.pace
+            self._since_ns = now
+
+    def _set_paces(self, now: int) -> None:
+        """Ring at another time where the pace has changed."""
+        drawing = Counter(draw.party for draw in self._draws if not draw.held)
+        paces = self._contention.paces(sum(1 << party for party in drawing))
+        for draw in self._draws:
+            party = draw.party
+            pace = 0 if draw.held else paces[party] * self._shares[party] // drawing[party]
+            if draw.pace != pace:
+                draw.pace = pace
+                for mark in draw.marks:
+                    self._expect(mark, draw, now)
+
+    def _expect(self, mark: Mark, draw: Draw, now: int) -> None:
+        """Set the alarm of a mark by the pace; none where there is no pace."""
+        if not draw.pace:
+            mark.alarm = None
+            return
+        at_ns = now + max(0, -((mark.left - draw.left) // draw.pace))
+        if mark.alarm is None or mark.alarm.at_ns != at_ns:
+            mark.alarm = Alarm(self._env, lambda alarm: self._ring(mark, draw, alarm))
+            mark.alarm.set(at_ns, mark.order)
+
+    def _ring(self, mark: Mark, draw: Draw, alarm: Alarm) -> None:
+        if alarm is mark.alarm:
+            draw.marks.remove(mark)
+            mark.ring(alarm)

@@ -1,0 +1,340 @@
+"""The simulator: a SimPy driver around the controller.
+
+SimPy is the clock and the event heap; the links (``sim.engine.links``) and the compute stream (``sim.engine.stream``) are callback
+state machines with events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of
+a union served in waves, one where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by
+the contract (docs/design.md section 3) through the priority of ``Environment.schedule``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+from sim.core.controller import Controller
+from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock, StuckError
+from sim.engine.links import SERVICE, Link, make_link
+from sim.engine.stream import Stream
+from sim.machine.costs import ContendedDurations, Durations
+from sim.values.record import HOST_TIME, NO_REQUEST, Record
+from sim.values.types import Step
+from sim.workload.steps import Workload
+
+
+def simulate(controller: Controller, workload: Workload, durations: Durations,
+             progress: Callable[[int], None] | None = None) -> Record:  # fmt: skip
+    """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
+    env = Clock()
+    kind = Engine
+    if isinstance(durations, ContendedDurations) and durations.contention is not None:
+        # It is made of this one.
+        from sim.engine.contended import ContendedEngine
+
+        kind = ContendedEngine
+    engine = kind(env, controller, workload, durations, progress)
+    # The run makes no reference cycles, and its growing columns would be scanned again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        env.run(until=engine.done)
+        controller.finish()
+    except StuckError as error:
+        raise ValueError(_why_stuck(controller, error)) from error
+    finally:
+        if collecting:
+            gc.enable()
+    return engine.record
+
+
+def _why_stuck(controller: Controller, error: StuckError) -> str:
+    """Only a cache policy can do that: a demand waits for as long as no victim is named for it."""
+    waiting = [transfer for demands, _ in controller.queues for transfer in demands if not transfer.cancelled]
+    if not waiting:
+        return str(error)
+    return (
+        f"{type(controller.cache).__name__} names too few victims for {controller.geometry.name_of(waiting[0].key)}: "
+        f"no demand can be served any more, and the run cannot end. `victims` must name every resident key that is not "
+        f"blocked; pytest tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+    )
+
+
+class Engine(Stream):
+    """A run: the links, and the walk through steps and gates, around one controller."""
+
+    is_arithmetic = True
+    """Whether a need takes what ``durations`` say: common gates then add it up and never ask ``_compute``."""
+
+    __slots__ = (
+        "_cuttable", "_end_ns", "_gate_alarm", "_is_common_step", "_is_simple_step", "_lead_ns", "_links", "_only_link",
+        "_polled", "_put", "_schedule", "_site", "_step", "_streams_dense", "_sync_ns", "_walk",
+    )  # fmt: skip
+
+    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
+                 progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
+        super().__init__(env, controller, workload, durations)
+        self.workload = workload
+        self._put = env.put
+        self.services: list[int] = []
+        self.done = env.event()
+        self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
+        host, loader, selector = durations.host, controller.loader, controller.selector
+        self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
+        # A constant selector never skips: what waits for nothing is all there, and computed one after another; and the
+        # needs of one row always fit.
+        self._is_simple = (
+            self.is_arithmetic and len(controller.geometry.precisions) == 1 and selector.constant is not None
+            and controller.placement.constant is not None and not any(vars(host).values())
+            and not controller.predicts_later and not loader.dense_slots and not loader.staging_slots
+            and loader.replay_unit == "union"
+        )  # fmt: skip
+        self._links: Sequence[Link] = self._make_links()
+        # What every call asks of its links, in one piece.
+        self._polled = [(link.index, link.room, link.issued, *link.queues, link) for link in self._links]
+        self._cuttable = [(link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable]
+        self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
+        self._end_ns = self.record.end_ns
+        self._prepare_steps()
+
+    def _make_links(self) -> Sequence[Link]:
+        return [make_link(self, index) for index in range(self.controller.route.links)]
+
+    def _prepare_steps(self) -> None:
+        self._schedule = self.workload.start()
+        self._gate_alarm = Alarm(self.env, self._on_gate)
+        self._end_alarm = Alarm(self.env, self._on_step_end)
+        geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
+        self._streams_dense = ahead > 0
+        # Dense blocks that are there, where they are streamed; and the one that the stream waits for.
+        self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
+        self._awaited_block = -1
+        self._step: Step | None = None
+        self._go_on(0)
+
+    # ---- calls of the controller
+
+    def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
+        """After a call: poll each link that has room, and ask chunked ones whether to give way.
+
+        Where a prefetch is given up on the way, a link may have waited for what it held: all are polled again. ``but``
+        is the link that the call was about; unless it has issued something (``but_always``) it, too, is polled then.
+        """
+        if self._only_link is not None and but < 0:
+            self._only_link.fill(now)
+            return
+        controller, given_up = self.controller, -1
+        while given_up < controller.given_up:
+            given_up = controller.given_up
+            for index, room, issued, demands, prefetches, link in self._polled:
+                if (demands or prefetches) and len(issued) < room and index != but:
+                    link.fill(now)
+            if not but_always:
+                but = -1
+        for link, demands, issues_ahead in self._cuttable:
+            if demands or link.cut_at or issues_ahead:
+                link.consider_cut(now)
+
+    # ---- steps and sequences
+
+    def _go_on(self, now: int) -> None:
+        """The stream is free for the next step, if there is one and its requests have come."""
+        following = self._schedule.next(now)
+        if following is None:
+            self._close(now)
+            self.done.succeed()
+        elif isinstance(following, int):
+            alarm = Alarm(self.env, lambda alarm: self._on_request(following, alarm.at_ns))
+            alarm.set(following + self._wake_ns, ARRIVAL)
+        else:
+            self._begin_step(following, now)
+
+    def _on_request(self, arrival_ns: int, now: int) -> None:
+        """The stream stood idle until a request arrived, and is awake."""
+        self._wake(arrival_ns, NO_REQUEST)
+        self._go_on(now)
+
+    def _begin_step(self, step: Step, now: int) -> None:
+        """Called when the stream is free; the first gate of the step follows after its dense work."""
+        self._step = step
+        self.record.step_start_ns.append(self._free_ns)
+        for sequence in step.begins:
+            self.controller.begin_sequence(sequence)
+            self.other_calls.append(now)
+            self.settle(now)
+        self._gate.open(step)
+        self._is_simple_step = self._is_simple and step.rows == 1
+        self._is_common_step = self._is_simple_step and self._is_as_ready
+        dense_ns = self.durations.dense_ns(step)
+        self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
+        self._site, self._lead_ns = next(self._walk)
+        self._begin_site()
+
+    def _begin_site(self) -> None:
+        """The dense work before the gate, once its block is there."""
+        if not self._streams_dense or self._block_is_there():
+            self._gate_alarm.set(self._free_ns + self._lead_ns, GATE)
+
+    def _block_is_there(self) -> bool:
+        geometry = self.controller.geometry
+        key = geometry.key(0, self._site, geometry.experts)
+        if key in self._blocks:
+            return True
+        self._awaited_block = key
+        return False
+
+    def _pass_on(self, free_ns: int, now: int) -> None:
+        """``_end_site`` of the common gate, and what follows, in one piece: this runs at every gate."""
+        self._end_ns.append(free_ns)
+        for site, lead_ns in self._walk:
+            self._site, alarm, put = site, self._gate_alarm, self._put
+            alarm.at_ns = at_ns = free_ns + lead_ns
+            put((at_ns, GATE, 0, alarm))  # there is but one: it needs no number
+            return
+        self._begin_tail(now)
+
+    def _end_site(self, now: int) -> None:
+        """Every need of the site is computed or its end is known."""
+        if self._post_ns:
+            self._idle(self._free_ns + self._post_ns, HOST_TIME)
+        self._end_ns.append(self._free_ns)
+        for site, lead_ns in self._walk:
+            self._site, self._lead_ns = site, lead_ns
+            self._begin_site()
+            return
+        self._begin_tail(now)
+
+    def _begin_tail(self, now: int) -> None:
+        """What the step does after its last site."""
+        assert self._step is not None
+        self._free_ns += self.durations.tail_ns(self._step)
+        self._end_step(now)
+
+    def _end_step(self, now: int) -> None:
+        """The step's tail ends when the stream is free."""
+        step, end = self._step, self._free_ns
+        assert step is not None
+        self.record.step_end_ns.append(end)
+        if self._progress and step.index % self._stride == 0:
+            self._progress(step.index + 1)
+        if not step.ends:
+            following = self._schedule.next(end)
+            assert isinstance(following, Step)  # what has not ended goes on
+            if not following.begins:
+                self._begin_step(following, now)
+                return
+            self._following = following
+        self._end_alarm.set(end, SEQUENCE_END)
+
+    def _on_step_end(self, alarm: Alarm) -> None:
+        now, step = alarm.at_ns, self._step
+        assert step is not None
+        for sequence in step.ends:
+            self.controller.end_sequence(sequence)
+            self.other_calls.append(now)
+            self.settle(now)
+        if step.ends:
+            self._go_on(now)
+        else:
+            self._begin_step(self._following, now)
+
+    def _close(self, now: int) -> None:
+        """The run is over; what is still on a link is cut."""
+        record, notes, services = self.record, self._notes, self.services
+        (record.service_number, record.service_link, record.service_engine, record.service_urgent,
+         record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
+        record.makespan_ns = now
+        record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
+        record.idle_start_ns, record.idle_end_ns, record.idle_cause = (self._idles[i::3] for i in range(3))
+        notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
+
+    # ---- the compute stream
+
+    def _on_gate(self, alarm: Alarm) -> None:
+        now = alarm.at_ns
+        controller, gate = self.controller, self._gate
+        gate.visit(self._site)
+        first = self._row
+        gates = self._gates
+        gates.append(now)
+        gates.append(first)
+        outcomes, waits = controller.gate(gate)
+        count = len(outcomes)
+        self._row = first + count
+        if self._is_simple_step and (waits is None or self._is_as_ready):
+            # The common gate: one row, one precision, nothing but loads: what is there is computed at once.
+            if waits is not None:
+                count -= len(waits)
+                for key in waits:
+                    self.awaited[key] = first + controller.admitted.index(key)
+            free = self._free_ns = now + count * self._one_token_ns[self._site]
+            link = self._only_link
+            if link is None:
+                self.settle(now)
+            elif len(link.issued) < link.room:
+                link.fill(now)
+            if waits is None:
+                self._pass_on(free, now)
+            return
+        self._enter_gate(now)
+        self._take(outcomes, waits, first, now)
+        self._end_site_if_done(now)
+
+    def _enter_gate(self, now: int) -> None:
+        """Host time before and after the gate, and what it starts besides its needs."""
+        self._free_ns = now - self._sync_ns
+        if self._sync_ns:
+            self._idle(now, HOST_TIME)
+        if self._issue_ns:
+            self._idle(now + self._issue_ns, HOST_TIME)
+        if self._streams_dense:
+            geometry = self.controller.geometry
+            self._blocks.remove(geometry.key(0, self._site, geometry.experts))
+        if self.controller.predicts_later:
+            tick = self._gate.tick
+            alarm = Alarm(self.env, lambda alarm: self._on_prediction(tick, alarm.at_ns))
+            alarm.set(now + self.durations.prediction_ns, PREDICTION + tick)
+
+    def _on_prediction(self, tick: int, now: int) -> None:
+        self.other_calls.append(now)
+        self.controller.prediction_ready(tick)
+        self.settle(now)
+
+    # ---- arrivals
+
+    def arrive(self, key: int, number: int, now: int) -> None:
+        """A key has arrived on the device; perhaps a need, or the stream, waits for it."""
+        if key not in self.awaited:
+            if self._streams_dense and self.controller.issued[number].dense:
+                self._take_block(key, number, now)
+            return
+        row = self.awaited.pop(key)
+        self._arrivals.append((row, now))
+        if self._is_common_step:
+            free = self._free_ns
+            if now > free:
+                self._idles += (free, now, number)
+                free = now
+            free = self._free_ns = free + self._one_token_ns[self._site]
+            if not self.awaited:
+                self._pass_on(free, now)
+            return
+        if now > self._free_ns or self._groups:
+            for group in self._groups:
+                group.awaited.discard(key)
+            if self._groups and self._groups[0].awaited:
+                return
+            self._wake(now, number)
+        if not self._is_as_ready:
+            self._compute_groups()
+        else:
+            self._compute(key, row)
+        if self._releases:
+            self._set_release(now)
+        self._end_site_if_done(now)
+
+    def _take_block(self, key: int, number: int, now: int) -> None:
+        """A dense block has arrived; perhaps the stream waits for it."""
+        self._blocks.add(key)
+        if key == self._awaited_block:
+            self._awaited_block = -1
+            self._wake(now, number)
+            self._begin_site()

@@ -1,0 +1,354 @@
+"""The links of the simulated machine: callback state machines on SimPy's clock.
+
+A link serves what the controller issues, in order of issue. ``Link`` has one engine, may be chunked, and may hand a
+transfer on to the next link from its head; ``SharedLink`` has several engines that share its bandwidth. Each service
+costs one heap event, and one more for a head, a cut or a change of a shared rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from math import lcm
+from typing import Protocol
+
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.engine.clock import TRANSFER_END, Alarm, Clock
+from sim.machine.costs import Durations, PagedDurations
+from sim.machine.page_cache import PageCache
+from sim.values.record import Record
+
+SERVICE = 6
+STARTED = 4
+"""Ints in a row of services, and the place of its start there."""
+
+
+class Machine(Protocol):
+    """What a link needs of the engine around it."""
+
+    env: Clock
+    controller: Controller
+    durations: Durations
+    record: Record
+    services: list[int]
+    """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a service."""
+    awaited: dict[int, int]
+    """Keys that needs wait for."""
+    other_calls: list[int]
+    """Times of the controller's calls, gates left out."""
+
+    def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
+        """After a call: poll each link that has room, but for one that the call was about, if that has issued."""
+
+    def arrive(self, key: int, number: int, now: int) -> None:
+        """A key has arrived on the device."""
+
+
+class Link:
+    """A link with one engine."""
+
+    is_cuttable = False
+    """What it serves may have to give way at the end of a chunk: ``consider_cut`` is for these."""
+    cut_at = 0
+    """Chunks of a service after which it is to be cut, 0: not at all, -1: ask. The service may have ended since."""
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        self.machine, self.index = machine, index
+        self.controller, self._env, self._ends = machine.controller, machine.env, machine.record.service_end_ns
+        self._put, self._numbers = machine.env.put, machine.env.numbers
+        self._services, self._awaited, self._calls = machine.services, machine.awaited, machine.other_calls
+        self._durations = machine.durations
+        loader, route = self.controller.loader, self.controller.route
+        self.room = loader.in_flight
+        self.queues = self.controller.queues[index]
+        self.issued: deque[Transfer] = deque()
+        self._alarm = Alarm(self._env, self._on_end)
+        self._hop_ns: dict[int, int] = {}
+        self._service = -1  # row of the service in progress
+        self._forwards = route.head_bytes[index] > 0
+        self._chunk_bytes = None if self._forwards else loader.chunk_bytes
+        self._is_alone = route.links == 1 and loader.chunk_bytes is None and not loader.dense_slots
+        # Where only bytes decide how long a service takes, and nothing happens before its end.
+        is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
+        self._plain_ns = self._hop_ns if is_plain else {}
+        self._rank = 3 - index  # of one transfer the outer link's end comes first
+
+    def fill(self, now: int) -> None:
+        """Poll while there is room and something waits."""
+        issued, controller = self.issued, self.controller
+        demands, prefetches = self.queues
+        while (demands or prefetches) and len(issued) < self.room:
+            self._calls.append(now)
+            transfer = controller.poll(self.index)
+            if transfer is None:
+                return
+            issued.append(transfer)
+            if len(issued) == 1:
+                self._serve(transfer, now)
+
+    def consider_cut(self, now: int) -> None:
+        """After every call: what is in service may have to give way."""
+
+    def _order(self, transfer: Transfer) -> int:
+        return TRANSFER_END + (transfer.number << 2) + self._rank
+
+    def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
+        """Turn to an issued transfer."""
+        ends, number, size = self._ends, transfer.number, transfer.left_bytes
+        self._service = len(ends)
+        ends.append(-1)
+        self._services += (number, self.index, engine, 0 if transfer.prefetch and not transfer.urgent else 1, now, size)
+        duration = self._plain_ns.get(size)
+        if duration is None:
+            self._set_end(transfer, now)
+            return
+        # ``_set_end`` in one piece: this runs at every hop.
+        alarm, put = self._alarm, self._put
+        alarm.at_ns = at_ns = now + duration
+        put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        duration = self.service_ns(transfer)
+        self._alarm.set(now + duration, self._order(transfer))
+        if self._forwards:
+            head = self._head_ns(transfer)
+            if head < duration:
+                alarm = Alarm(self._env, lambda alarm: self._on_head(transfer, alarm.at_ns))
+                alarm.set(now + head, self._order(transfer))
+
+    def service_ns(self, transfer: Transfer) -> int:
+        """How long the transfer takes alone on this link, what it writes back included."""
+        size = transfer.left_bytes
+        duration = self._hop_ns.get(size, -1)
+        if duration < 0:
+            duration = self._hop_ns[size] = self._durations.hop_ns(self.index, size)
+        if self.index == 0 and transfer.write_back:
+            key_bytes = self.controller.slots.key_bytes
+            duration += sum(self._durations.hop_ns(0, key_bytes[victim]) for victim in transfer.write_back)
+        return duration
+
+    def _head_ns(self, transfer: Transfer) -> int:
+        """When the next link may begin, so that it never starves (docs/design.md section 5, cut-through)."""
+        hop, link, head = self._durations.hop_ns, self.index, self.controller.route.head_bytes[self.index]
+        mine, following = transfer.left_bytes, self.controller.hop_bytes(transfer, self.index - 1)
+        starves_until = hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        return max(hop(link, min(head, mine)), starves_until)
+
+    def _on_head(self, transfer: Transfer, now: int) -> None:
+        self._calls.append(now)
+        self.controller.head_done(self.index, transfer)
+        self.machine.settle(now)
+
+    def _on_end(self, alarm: Alarm) -> None:
+        now, issued = alarm.at_ns, self.issued
+        transfer = issued.popleft()
+        self._ends[self._service] = now
+        self._calls.append(now)
+        key, following = self.controller.transfer_done(self.index, transfer)
+        if following is not None:
+            issued.append(following)
+        if issued:
+            self._serve(issued[0], now)
+        machine = self.machine
+        if self._is_alone:
+            if key in self._awaited:
+                machine.arrive(key, transfer.number, now)
+            return
+        machine.settle(now, self.index, following is not None)
+        if key in self._awaited or transfer.dense:
+            machine.arrive(key, transfer.number, now)
+
+
+class PagedLink(Link):
+    """A link from a drive whose reads the operating system keeps: what is kept is read again at another rate."""
+
+    def __init__(self, machine: Machine, index: int, durations: PagedDurations) -> None:
+        super().__init__(machine, index)
+        self._paged = durations
+        self._pages = PageCache(durations.page_cache_bytes(index))
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        self._alarm.set(now + self._read_ns(transfer), self._order(transfer))
+
+    def _read_ns(self, transfer: Transfer) -> int:
+        size = transfer.left_bytes
+        duration = self.service_ns(transfer)
+        if self._pages.read(transfer.key, size):
+            duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(self.index, size)
+        return duration
+
+
+def _ignore(alarm: Alarm) -> None:
+    """Of a service that was cut."""
+
+
+class ChunkedLink(Link):
+    """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut, not a chunk."""
+
+    is_cuttable = True
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self.cut_at, self._cut_service = 0, -1
+        self._chunk_ends_ns = [0]  # by number of chunks, after the start of a service
+
+    def consider_cut(self, now: int) -> None:
+        issued = self.issued
+        if self._cut_service != self._service:
+            self.cut_at = 0
+        # Only a prefetch gives way, and only to what waits.
+        if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self.cut_at):
+            return
+        if not self.controller.cut(self.index):
+            self.cut_at = 0
+        elif not self.cut_at:
+            self._ask_for_cut(issued[0], now)
+
+    def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
+        """Set an alarm for the end of the first chunk that ends after now, unless that is the transfer's last."""
+        size, service, ends_ns = self._chunk_bytes, self._service, self._chunk_ends_ns
+        assert size is not None
+        last = -(-transfer.left_bytes // size)
+        while len(ends_ns) < last:
+            ends_ns.append(self._durations.hop_ns(self.index, len(ends_ns) * size))
+        since_ns = self._services[service * SERVICE + STARTED]
+        number = bisect_right(ends_ns, now - since_ns, 1, last)
+        if number == last:
+            return
+        self.cut_at, self._cut_service = number, service
+        alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
+        alarm.set(since_ns + ends_ns[number], self._order(transfer))
+
+    def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
+        if (service, chunks) != (self._service, self.cut_at):
+            return  # it has ended, or the demand has gone since
+        self.cut_at = 0
+        assert self._chunk_bytes is not None
+        moved = chunks * self._chunk_bytes
+        issued = self.issued
+        self._ends[self._service] = now
+        self._services[self._service * SERVICE + SERVICE - 1] = moved
+        self._service = -1
+        # An event cannot be taken back: that of the service's end will ring in vain.
+        self._alarm.callbacks[0] = _ignore
+        self._alarm = Alarm(self._env, self._on_end)
+        self._calls.append(now)
+        issued.popleft()
+        following = self.controller.chunk_done(self.index, transfer, moved)
+        if following is not None:
+            issued.append(following)
+        if issued:
+            self._serve(issued[0], now)
+        self.machine.settle(now, self.index, following is not None)
+
+
+class Engine:
+    """One DMA engine of a shared link at work. ``left`` is in ns of the whole link's time, times the link's scale."""
+
+    __slots__ = ("latency_until_ns", "left", "number", "service", "transfer")
+
+    def __init__(self, number: int, transfer: Transfer, service: int, latency_until_ns: int, left: int) -> None:
+        self.number, self.transfer, self.service = number, transfer, service
+        self.latency_until_ns, self.left = latency_until_ns, left
+
+
+class SharedLink(Link):
+    """A link of several engines: past its latency each has an equal share of the bandwidth, exactly.
+
+    With m engines drawing bandwidth each does ``scale / m`` units a ns, a whole number: no rounding but at the ends.
+    """
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        super().__init__(machine, index)
+        self._engines = self.controller.route.engines[index]
+        self.room *= self._engines
+        self._scale = lcm(*range(1, self._engines + 1))
+        self._working: list[Engine] = []
+        self._since_ns = 0
+        self._alarms = 0
+        self._latency_ns = self._durations.latency_ns(index)
+
+    def fill(self, now: int) -> None:
+        controller = self.controller
+        while any(self.queues) and len(self.issued) + len(self._working) < self.room:
+            self._calls.append(now)
+            transfer = controller.poll(self.index)
+            if transfer is None:
+                break
+            self.issued.append(transfer)
+        if self._begin(now):
+            self._set_alarm(now)
+
+    def _begin(self, now: int) -> bool:
+        """Give issued transfers to free engines; whether there were any."""
+        before = len(self._working)
+        while self.issued and len(self._working) < self._engines:
+            self._advance(now)
+            transfer = self.issued.popleft()
+            taken = {engine.number for engine in self._working}
+            number = next(n for n in range(self._engines) if n not in taken)
+            self._serve(transfer, now, number)
+            left = (self.service_ns(transfer) - self._latency_ns) * self._scale
+            self._working.append(Engine(number, transfer, self._service, now + self._latency_ns, left))
+        return len(self._working) > before
+
+    def _set_end(self, transfer: Transfer, now: int) -> None:
+        """The end depends on the others: one alarm is set for the link's next change."""
+
+    def _drawing(self, now: int) -> list[Engine]:
+        return [engine for engine in self._working if engine.latency_until_ns <= now]
+
+    def _advance(self, now: int) -> None:
+        """What has been done since the last change; every change of the rate is one."""
+        elapsed = now - self._since_ns
+        if elapsed:
+            drawing = self._drawing(self._since_ns)
+            for engine in drawing:
+                engine.left -= elapsed * self._scale // len(drawing)
+            self._since_ns = now
+
+    def _set_alarm(self, now: int) -> None:
+        """Ring at the next end of a service or of a latency."""
+        self._advance(now)
+        drawing = self._drawing(now)
+        share = self._scale // len(drawing) if drawing else 0
+        changes = [(now + max(0, -(-engine.left // share)), self._order(engine.transfer)) for engine in drawing]
+        changes += [(e.latency_until_ns, self._order(e.transfer)) for e in self._working if e.latency_until_ns > now]
+        self._alarms += 1
+        if changes:
+            alarms = self._alarms
+            at_ns, order = min(changes)
+            alarm = Alarm(
+                self._env, lambda alarm: self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
+            )
+            alarm.set(at_ns, order)
+
+    def _on_change(self, order: int, now: int) -> None:
+        self._advance(now)
+        ended = next((e for e in self._drawing(now) if e.left <= 0 and self._order(e.transfer) == order), None)
+        if ended is None:
+            self._set_alarm(now)
+            return
+        transfer = ended.transfer
+        self._working.remove(ended)
+        self._ends[ended.service] = now
+        self._calls.append(now)
+        key, following = self.controller.transfer_done(self.index, transfer)
+        if following is not None:
+            self.issued.append(following)
+        self._begin(now)
+        self._set_alarm(now)
+        self.machine.settle(now, self.index, following is not None)
+        self.machine.arrive(key, transfer.number, now)
+
+
+def make_link(machine: Machine, index: int) -> Link:
+    controller, durations = machine.controller, machine.durations
+    if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
+        return PagedLink(machine, index, durations)
+    if controller.route.engines[index] > 1:
+        return SharedLink(machine, index)
+    if controller.loader.chunk_bytes is not None and not controller.route.head_bytes[index]:
+        return ChunkedLink(machine, index)
+    return Link(machine, index)

@@ -1,0 +1,371 @@
+"""A Mixture-of-Experts model as sizes: parameters, bytes and the key-value cache. No weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from sim.traces.header import ModelShape
+from sim.values.units import require_flag, require_number
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Stored bits a weight of each projection of an expert.
+
+    ``resident`` names the projections that every expert keeps on the device, outside the slots: they never move.
+    """
+
+    gate: float
+    up: float
+    down: float
+    resident: tuple[str, ...] = ()
+
+    def bits(self, matrices: int, *, resident: bool = False) -> float:
+        """Bits of the projections that move (or of those that stay), added up over an expert's ``matrices``.
+
+        Experts of two matrices have no gate.
+        """
+        names = PROJECTIONS[-matrices:]
+        return sum(float(getattr(self, name)) for name in names if (name in self.resident) == resident)
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.gate == self.up == self.down and not self.resident
+
+
+def _same(bits: float) -> Precision:
+    return Precision(bits, bits, bits)
+
+
+PROJECTIONS = ("gate", "up", "down")
+PRECISIONS = {
+    "fp32": _same(32.0),
+    "fp16": _same(16.0),
+    "bf16": _same(16.0),
+    "int8": _same(8.0),  # int8, int4 and int2 as the papers count them: without scales
+    "int4": _same(4.0),
+    "int2": _same(2.0),
+    "fp8": _same(8 + 32 / 128**2),  # an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md)
+    "mxfp4": _same(4 + 8 / 32),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
+    "hqq4_g64": _same(4 + 32 / 64),  # HQQ: fp16 scale and zero for each 64 weights
+    "hqq2_g64": _same(2 + 32 / 64),
+    "hqq2_g16": _same(2 + 16 / 16),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
+    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down projections of half of the
+    # layers, in 210 bytes (Q6_K); the mean over layers stands for each.
+    "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
+    # FloE section 3.2: the up projection resident in HQQ INT2, gate and down in fp16 and moved by need.
+    "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
+}
+"""By name. Group metadata is counted where stated."""
+AS_STORED = ("fp32", "fp16", "bf16")
+"""Precisions in which most models are stored: what is served in one of them has lost nothing."""
+PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
+"""Bits a weight that a slot holds and a load moves, over all three projections of an expert."""
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Keys and values compressed into one vector of a layer's cache (DeepSeek-V2's MLA): widths by head, or in all.
+
+    ``query_rank``: 0 where queries are not compressed. ``kv_rank`` and ``rope_dim`` together are what is cached.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
+            require_number(f"model.latent.{name}", getattr(self, name), minimum=1, whole=True)
+        require_number("model.latent.query_rank", self.query_rank, whole=True)
+
+    def params(self, hidden: int, heads: int) -> int:
+        queries = heads * (self.nope_dim + self.rope_dim)
+        rank = self.query_rank
+        into_queries = hidden * rank + rank + rank * queries if rank else hidden * queries
+        into_cache = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
+        return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer of which ``sites`` layers choose among ``experts``: attention, a router, experts, shared experts.
+
+    ``expert_matrices`` matrices of hidden x ``expert_intermediate`` make an expert (with ``expert_biases`` parameters
+    beside them, never below 16 bits). ``shared_intermediate``: width of all experts that every token runs.
+
+    Layers without experts have a feed-forward block of ``dense_intermediate``: ``leading_dense_layers`` stand before
+    the first site, ``dense_layers_per_site`` before every one. The first ``encoder_sites`` sites are an encoder's; the
+    others' layers then have cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
+    experts, and the model, has (biases, norms of queries and keys, gates of shared experts).
+
+    The last ``null_experts`` of ``experts`` are choices that compute nothing: they have no weights, and nothing needs
+    them.
+
+    ``gates_of`` names the model whose gates are replayed where that is another one than the model whose sizes these are
+    (``sizes_of``): a transplant. ``whole``: the sites, experts and top-k that the model of these sizes really has; None
+    where nobody knows (``sim.setup.build`` looks them up in ``conf/model``).
+
+    ``stored``: the precision of the published weights, if it is none of ``AS_STORED``: served so, nothing is lost.
+    """
+
+    name: str
+    sites: int
+    experts: int
+    top_k: int
+    hidden: int
+    expert_intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    source: str
+    expert_matrices: int = 3
+    expert_biases: int = 0
+    shared_intermediate: int = 0
+    leading_dense_layers: int = 0
+    dense_layers_per_site: int = 0
+    dense_intermediate: int = 0
+    encoder_sites: int = 0
+    latent: LatentAttention | None = None
+    other_site_params: int = 0
+    other_params: int = 0
+    dense_bits: float = 16.0
+    kv_bits: float = 16.0
+    tied_embeddings: bool = False
+    null_experts: int = 0
+    gates_of: str | None = None
+    sizes_of: str | None = None
+    stored: str = AS_STORED[1]
+    whole: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate", "heads", "kv_heads", "head_dim",
+                     "vocab", "expert_matrices"):  # fmt: skip
+            require_number(f"model.{name}", getattr(self, name), minimum=1, whole=True)
+        for name in ("expert_biases", "shared_intermediate", "leading_dense_layers", "dense_layers_per_site",
+                     "dense_intermediate", "encoder_sites", "other_site_params", "other_params",
+                     "null_experts"):  # fmt: skip
+            require_number(f"model.{name}", getattr(self, name), whole=True)
+        for name in ("dense_bits", "kv_bits"):
+            require_number(f"model.{name}", getattr(self, name), minimum=1)
+        require_flag("model.tied_embeddings", self.tied_embeddings)
+        if self.top_k > self.experts:
+            raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
+        if self.null_experts >= self.experts:
+            raise ValueError(
+                f"model.null_experts={self.null_experts} must be below model.experts={self.experts}, which counts them"
+            )
+        if self.latent is not None and not isinstance(self.latent, LatentAttention):
+            raise ValueError(f"model.latent={self.latent!r} must be null or a section with its _target_")
+        self._check_layers()
+        if (self.gates_of is None) != (self.sizes_of is None):
+            raise ValueError(f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither")
+        if self.stored not in PRECISIONS:
+            raise ValueError(f"model.stored={self.stored!r} is no precision; known: {', '.join(PRECISIONS)}")
+
+    def _check_layers(self) -> None:
+        without_experts = self.leading_dense_layers + self.dense_layers_per_site
+        if bool(without_experts) != bool(self.dense_intermediate):
+            raise ValueError(
+                f"model {self.name}: {without_experts} layers without experts (leading_dense_layers="
+                f"{self.leading_dense_layers}, dense_layers_per_site={self.dense_layers_per_site}) and "
+                f"dense_intermediate={self.dense_intermediate} must be both given or both 0"
+            )
+        if self.encoder_sites >= self.sites:
+            raise ValueError(
+                f"model.encoder_sites={self.encoder_sites} must be below model.sites={self.sites}: the rest decode"
+            )
+        if self.encoder_sites and (self.leading_dense_layers or self.latent is not None):
+            raise ValueError(
+                f"model {self.name}: leading_dense_layers={self.leading_dense_layers} and latent={self.latent} do not "
+                f"go with encoder_sites={self.encoder_sites}; use dense_layers_per_site"
+            )
+
+    @property
+    def transplant(self) -> str | None:
+        """The label that every table and figure of a transplant carries."""
+        if self.gates_of is None:
+            return None
+        if self.whole is None:
+            told = ["how many layers that has is not known"]
+        else:
+            told = self._differences
+        return ", ".join([f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told])
+
+    @property
+    def part(self) -> str | None:
+        """The label of a model that has other layers or experts than the published one of its name, without being a
+        transplant.
+        """
+        if self.gates_of is not None or not self._differences:
+            return None
+        return f"NOT the whole of {self.name}: {', '.join(self._differences)}"
+
+    @property
+    def _differences(self) -> list[str]:
+        """What of ``whole`` these layers and experts are, as far as they are not all of them."""
+        sites, experts, top_k = self.whole or (self.sites, self.experts, self.top_k)
+        layers = "MoE layers" if self.dense_intermediate else "layers"
+        return [
+            *([f"{self.sites} of its {sites} {layers}"] if self.sites < sites else []),
+            *([f"{self.sites} {layers} for its {sites}"] if self.sites > sites else []),
+            *([f"{self.experts} experts a layer for its {experts}"] if self.experts != experts else []),
+            *([f"top-{self.top_k} for its top-{top_k}"] if self.top_k != top_k else []),
+        ]
+
+    def keeps(self, precision: str) -> bool:
+        """Whether weights served at this precision have lost nothing."""
+        return precision in (*AS_STORED, self.stored)
+
+    # ---- experts
+
+    @property
+    def stored_experts(self) -> int:
+        """Experts of a site that have weights."""
+        return self.experts - self.null_experts
+
+    @property
+    def expert_params(self) -> int:
+        return self.expert_matrices * self.hidden * self.expert_intermediate + self.expert_biases
+
+    def expert_bytes(self, precision: str) -> int:
+        """What a slot holds of one expert and a load moves, at most."""
+        return ceil(self._expert_bits(precision, resident=False) / 8)
+
+    def resident_bytes(self, precision: str) -> int:
+        """What of one expert is on the device in any case, outside the slots."""
+        return ceil(self._expert_bits(precision, resident=True) / 8)
+
+    def _expert_bits(self, name: str, *, resident: bool) -> float:
+        if name not in PRECISIONS:
+            raise ValueError(f"unknown precision {name!r}; known: {', '.join(PRECISIONS)}")
+        precision, matrices = PRECISIONS[name], self.expert_matrices
+        params = self.expert_params - self.expert_biases
+        biases = 0.0 if resident else self.expert_biases * max(16.0, precision.down)
+        if precision.is_uniform:
+            return 0.0 if resident else params * precision.gate + biases
+        if matrices not in (2, 3) or (precision.resident and matrices != 3):
+            raise ValueError(
+                f"precision {name} has bits for {', '.join(PROJECTIONS)}, but an expert of model {self.name} has "
+                f"{matrices} matrices; choose precision=fp16 or another one that is the same for all"
+            )
+        return params / matrices * precision.bits(matrices, resident=resident) + biases
+
+    # ---- everything else
+
+    @property
+    def attention_params(self) -> int:
+        """Of one attention of a layer: its projections."""
+        if self.latent is not None:
+            return self.latent.params(self.hidden, self.heads)
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def attention_flops(self) -> int:
+        """For each pair of a token and one that it attends to, in one layer. Compressed ones are not unfolded."""
+        if self.latent is not None:
+            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return 4 * self.heads * self.head_dim
+
+    @property
+    def cross_kv_params(self) -> int:
+        """Of a decoder layer's cross-attention, what runs over the prompt once; 0 where there is no encoder."""
+        return self.hidden * self.head_dim * 2 * self.kv_heads if self.encoder_sites else 0
+
+    def is_encoder(self, site: int) -> bool:
+        return site < self.encoder_sites
+
+    def layers_at(self, site: int) -> int:
+        """Layers from the end of the site before to the end of this one."""
+        return 1 + self.dense_layers_per_site + (self.leading_dense_layers if site == 0 else 0)
+
+    def block_params(self, site: int) -> int:
+        """What is no expert in the layers of a site: its own, and those without experts before it."""
+        crosses = self.encoder_sites > 0 and not self.is_encoder(site)
+        layer = self.attention_params * (1 + crosses) + (2 + crosses) * self.hidden
+        dense = self.expert_matrices * self.hidden * self.dense_intermediate
+        shared = self.expert_matrices * self.hidden * self.shared_intermediate
+        layers = self.layers_at(site)
+        return layers * layer + (layers - 1) * dense + shared + self.experts * self.hidden + self.other_site_params
+
+    def block_bytes(self, site: int) -> int:
+        """What is streamed for a site where dense weights are not resident."""
+        return ceil(self.block_params(site) * self.dense_bits / 8)
+
+    @property
+    def head_params(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def dense_params(self) -> int:
+        """Everything that is no expert: layers, final norms, embedding and LM head (one matrix where they are tied)."""
+        blocks = sum(self.block_params(site) for site in range(self.sites))
+        norms = self.hidden * (2 if self.encoder_sites else 1)
+        return blocks + (1 if self.tied_embeddings else 2) * self.head_params + norms + self.other_params
+
+    @property
+    def dense_bytes(self) -> int:
+        return ceil(self.dense_params * self.dense_bits / 8)
+
+    @property
+    def total_params(self) -> int:
+        return self.dense_params + self.sites * self.stored_experts * self.expert_params
+
+    @property
+    def active_params(self) -> int:
+        """What one token uses of them, the whole embedding counted."""
+        return self.dense_params + self.sites * self.top_k * self.expert_params
+
+    @property
+    def layer_kv_bytes(self) -> int:
+        """What one layer keeps of one token: keys and values, or what they are made from."""
+        width = 2 * self.kv_heads * self.head_dim
+        if self.latent is not None:
+            width = self.latent.kv_rank + self.latent.rope_dim
+        return ceil(width * self.kv_bits / 8)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers that keep them. An encoder's keep none: of a prompt's tokens
+        the decoder's cross-attention keeps them.
+        """
+        layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
+        return layers * self.layer_kv_bytes
+
+    def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
+        """Raise ValueError unless the trace's gates, of which the last ``null_experts`` choices compute nothing, are
+        this model's, or are declared as a transplant.
+        """
+        ours, theirs = (self.sites, self.experts, self.top_k), (shape.sites, shape.experts, shape.top_k)
+        if ours != theirs:
+            raise ValueError(
+                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model {self.name} {_shape(ours)}; "
+                f"choose a model of that shape, or override model.sites, model.experts and model.top_k"
+            )
+        if null_experts != self.null_experts:
+            raise ValueError(
+                f"of the {self.experts} experts of trace {trace_name} {null_experts} compute nothing (no weights), "
+                f"of those of model {self.name} {self.null_experts}; set ++model.null_experts={null_experts}"
+            )
+        if self.gates_of is not None:
+            if self.gates_of != shape.name:
+                raise ValueError(
+                    f"model {self.name} takes its gates from {self.gates_of}, but trace {trace_name} was captured from "
+                    f"{shape.name}; choose a trace of {self.gates_of}, or override model.gates_of={shape.name}"
+                )
+        elif (self.hidden, self.expert_intermediate) != (shape.hidden, shape.expert_intermediate):
+            raise ValueError(
+                f"trace {trace_name} comes from {shape.name}, whose experts are {shape.hidden} x "
+                f"{shape.expert_intermediate}; those of model {self.name} are {self.hidden} x "
+                f"{self.expert_intermediate}; to replay the gates of one model with the sizes of another say so: "
+                f"model.gates_of={shape.name} model.sizes_of={self.name}"
+            )
+
+
+def _shape(shape: tuple[int, int, int]) -> str:
+    return f"{shape[0]} x {shape[1]} top-{shape[2]}"

@@ -1,0 +1,77 @@
+"""What a machine has besides links and arithmetic: host time, a managed RAM, what running gates ahead costs, one memory
+for several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.machine.link_parts import RATES
+from sim.values.types import HostCosts
+from sim.values.units import require_number, require_range, us
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
+
+    sync_us: float = 0.0
+    issue_us: float = 0.0
+    wake_us: float = 0.0
+    post_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("sync_us", "issue_us", "wake_us", "post_us"):
+            require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
+
+    @property
+    def costs(self) -> HostCosts:
+        return HostCosts(us(self.sync_us), us(self.issue_us), us(self.wake_us), us(self.post_us))
+
+
+@dataclass(frozen=True)
+class Ram:
+    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link ``filled_by``."""
+
+    capacity_gib: float
+    filled_by: str
+
+    def __post_init__(self) -> None:
+        require_range("hardware.ram.capacity_gib", self.capacity_gib, 1e-6, 1e6, "GiB")
+
+
+@dataclass(frozen=True)
+class Forecasting:
+    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied ``on`` the device's
+    compute stream, before the gate whose input they are fed, or on the host's ``cpu``, which answers later.
+    """
+
+    on: str
+    launches: int = 2
+
+    def __post_init__(self) -> None:
+        if self.on not in ("compute", "cpu"):
+            raise ValueError(f"hardware.forecasting.on={self.on!r}; allowed: compute, cpu")
+        require_number("hardware.forecasting.launches", self.launches, whole=True)
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name), ``gb_per_s`` in all.
+
+    Where those of them that a system uses would together draw more, each is slowed by the same factor, all the time:
+    as though all drew at once (``slows: always``; a run with ``shared_memory: null`` is the other extreme), or while
+    those that are at work draw more (``slows: as_drawn``, `sim.machine.contention`).
+    """
+
+    gb_per_s: float
+    parties: tuple[str, ...]
+    slows: str = "always"
+
+    def __post_init__(self) -> None:
+        require_range("hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
+        if not isinstance(self.parties, tuple | list) or len(set(self.parties)) < 2:
+            raise ValueError(f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute, cpu, "
+                             f"links")  # fmt: skip
+        if self.slows not in ("always", "as_drawn"):
+            raise ValueError(f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn")

@@ -1,0 +1,1 @@
+"""What concerns the whole process: ending it cleanly, orphaned workers, and data shared by its runs."""

@@ -1,0 +1,371 @@
+"""The decision log: every call of a controller with its answer, as plain data, and where two logs first differ.
+
+The same order of calls gives the same answers (docs/design.md section 1). So a recorded run, simulated or real, is
+checked by feeding its calls to a fresh controller: ``replay`` compares with ``==`` and names the first call whose
+answer differs. Where steps are composed while a run goes on, the times at which they were asked for belong to it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import count, zip_longest
+from typing import Any
+
+from sim.core.controller import Controller
+from sim.core.loader import Transfer
+from sim.policies.base import Gate
+from sim.values.types import Event, Outcome, Step
+from sim.workload.steps import Schedule, StepGate, Workload
+
+NONE = -1
+"""In a field of a call that has nothing there: no key, no transfer, no link."""
+
+KINDS = ("begin_sequence", "end_sequence", "gate", "need_done", "cpu_done", "prediction_ready", "transfer_done",
+         "head_done", "chunk_done", "poll")  # fmt: skip
+DECIDED = {Event.QUEUE_PREFETCH: "queued", Event.CANCEL: "cancelled", Event.DROP_NO_SLOT: "dropped",
+           Event.EVICT: "evicted"}  # fmt: skip
+Answer = tuple[list[int], dict[int, Transfer] | None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. Ints, strings and tuples of ints, so that a log is a table.
+
+    Asked: ``number`` (calls so far in the run, this one included), ``kind``, and ``argument``: the sequence, the gate's
+    tick, the key computed, the tick of the prediction, the number of the transfer, or the link polled; of a transfer
+    its ``link``, and the ``moved_bytes`` of the service that was cut.
+
+    Answered: ``outcomes`` and ``keys`` of the admitted needs (-1 for a skip), in need order; ``waits``, the keys waited
+    for; ``waiting``, the needs left to later waves; ``arrived``, the key that a transfer brought; of the transfer to
+    start ``transfer`` (its number), ``key``, ``prefetch``, ``left_bytes`` (of the hop) and ``victims``, least valuable
+    first, as claimed for it then or before.
+
+    Decided on the way, as keys in the order of deciding: prefetches ``queued``, ``cancelled`` and ``dropped``; what was
+    ``evicted`` from the device and from RAM (``ram_evicted``).
+    """
+
+    number: int
+    kind: str
+    argument: int
+    link: int = NONE
+    moved_bytes: int = 0
+    outcomes: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+    waits: tuple[int, ...] = ()
+    waiting: int = 0
+    arrived: int = NONE
+    transfer: int = NONE
+    key: int = NONE
+    prefetch: bool = False
+    left_bytes: int = 0
+    victims: tuple[int, ...] = ()
+    queued: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
+    ram_evicted: tuple[int, ...] = ()
+
+    @property
+    def asked(self) -> tuple[str, int, int, int]:
+        """What was asked, without how many calls had been made before."""
+        return self.kind, self.argument, self.link, self.moved_bytes
+
+    def __str__(self) -> str:
+        where = f" on link {self.link}" if self.link != NONE else ""
+        return f"call {self.number} {self.kind}({self.argument}){where}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two logs part: the call on either side (None where that log has ended or the call could not be made)."""
+
+    expected: Call | None
+    got: Call | None
+    why: str = ""
+
+    @property
+    def number(self) -> int:
+        """The number of the call."""
+        call = self.expected or self.got
+        assert call is not None
+        return call.number
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of the call that differ, in their order."""
+        if self.expected is None or self.got is None:
+            return ()
+        return tuple(f.name for f in fields(Call) if getattr(self.expected, f.name) != getattr(self.got, f.name))
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"{self.expected}: {self.why}"
+        if self.expected is None or self.got is None:
+            log = "recorded" if self.expected is None else "compared"
+            return f"{self.expected or self.got}: the {log} log ends before it"
+        parts = [f"{n} {getattr(self.expected, n)!r} expected, got {getattr(self.got, n)!r}" for n in self.names]
+        return f"{self.expected}: {'; '.join(parts)}"
+
+
+class RecordedController:
+    """The controller it is given, with a ``log`` of its calls. Stands wherever a driver asks for a `Controller`."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.log: list[Call] = []
+        self._num_events = len(controller.events)
+        self._num_ram_evictions = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)
+
+    def begin_sequence(self, sequence: int) -> None:
+        self._controller.begin_sequence(sequence)
+        self._write("begin_sequence", sequence)
+
+    def end_sequence(self, sequence: int) -> None:
+        self._controller.end_sequence(sequence)
+        self._write("end_sequence", sequence)
+
+    def gate(self, gate: Gate) -> Answer:
+        answer = self._controller.gate(gate)
+        self._write("gate", gate.tick, **self._lookups(answer))
+        return answer
+
+    def need_done(self, key: int) -> Answer:
+        answer = self._controller.need_done(key)
+        self._write("need_done", key, **self._lookups(answer))
+        return answer
+
+    def cpu_done(self, key: int) -> None:
+        self._controller.cpu_done(key)
+        self._write("cpu_done", key)
+
+    def prediction_ready(self, tick: int) -> None:
+        self._controller.prediction_ready(tick)
+        self._write("prediction_ready", tick)
+
+    def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
+        arrived, following = self._controller.transfer_done(link, transfer)
+        self._write("transfer_done", transfer.number, link=link, arrived=arrived, **_started(following))
+        return arrived, following
+
+    def head_done(self, link: int, transfer: Transfer) -> None:
+        self._controller.head_done(link, transfer)
+        self._write("head_done", transfer.number, link=link)
+
+    def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
+        following = self._controller.chunk_done(link, transfer, moved_bytes)
+        self._write("chunk_done", transfer.number, link=link, moved_bytes=moved_bytes, **_started(following))
+        return following
+
+    def poll(self, link: int) -> Transfer | None:
+        transfer = self._controller.poll(link)
+        self._write("poll", link, **_started(transfer))
+        return transfer
+
+    def _lookups(self, answer: Answer) -> dict[str, Any]:
+        """Copies: the controller goes on to use its lists."""
+        outcomes, waits = answer
+        return {"outcomes": tuple(outcomes), "keys": tuple(self._controller.admitted), "waits": tuple(waits or ()),
+                "waiting": self._controller.waiting}  # fmt: skip
+
+    def _write(self, kind: str, argument: int, **answered: Any) -> None:
+        self.log.append(Call(self._controller.calls, kind, argument, **answered, **self._decided()))
+
+    def _decided(self) -> dict[str, Any]:
+        """What has been decided since the last call."""
+        decided: dict[str, list[int]] = {name: [] for name in ("queued", "cancelled", "dropped", "evicted")}
+        events, ram = self._controller.events[self._num_events :], self._controller.ram
+        self._num_events += len(events)
+        for kind, key, value in zip(events[1::4], events[2::4], events[3::4], strict=True):
+            if kind != Event.ISSUE:
+                decided[DECIDED[Event(kind)]].append(key)
+            elif value != NONE:
+                decided["evicted"].append(value)
+        evictions = ram.evictions if ram is not None else []
+        decided["ram_evicted"] = [key for _, key in evictions[self._num_ram_evictions :]]
+        self._num_ram_evictions = len(evictions)
+        return {name: tuple(keys) for name, keys in decided.items()}
+
+
+def _started(transfer: Transfer | None) -> dict[str, Any]:
+    if transfer is None:
+        return {}
+    return {"transfer": transfer.number, "key": transfer.key, "prefetch": transfer.prefetch,
+            "left_bytes": transfer.left_bytes, "victims": tuple(transfer.victims)}  # fmt: skip
+
+
+class RecordedWorkload:
+    """The workload it is given, with the times at which its schedule was asked for steps (``asked_ns``).
+
+    Given such times it is asked at these again, whatever the driver says: so a run gets the steps of a recorded one.
+    """
+
+    def __init__(self, workload: Workload, asked_ns: Sequence[int] | None = None) -> None:
+        self._workload = workload
+        self._given_ns = asked_ns
+        self.asked_ns: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def start(self) -> RecordedSchedule:
+        """Begin a run anew, and its record."""
+        self.asked_ns = []
+        return RecordedSchedule(self._workload.start(), self._given_ns, self.asked_ns)
+
+
+class RecordedSchedule:
+    """A schedule that writes down when it is asked, or is asked when it is written."""
+
+    def __init__(self, schedule: Schedule, given_ns: Sequence[int] | None, asked_ns: list[int]) -> None:
+        self._schedule, self._given_ns, self._asked_ns = schedule, given_ns, asked_ns
+
+    def next(self, now_ns: int) -> Step | int | None:
+        """As ``Schedule.next``. A repeated run begins, and has waited for requests, when the recorded one had."""
+        index, given_ns = len(self._asked_ns), self._given_ns
+        if given_ns is None:
+            self._asked_ns.append(now_ns)
+            return self._schedule.next(now_ns)
+        if index == 0 and now_ns < given_ns[0]:
+            return given_ns[0]
+        self._asked_ns.append(given_ns[index])
+        answer = self._schedule.next(given_ns[index])
+        return max(given_ns[index + 1], now_ns) if isinstance(answer, int) else answer
+
+
+def first_difference(expected: Sequence[Call], got: Sequence[Call]) -> Difference | None:
+    """The first call in which two logs differ, be it in what was asked or in what was answered."""
+    for one, other in zip_longest(expected, got):
+        if one != other:
+            return Difference(one, other)
+    return None
+
+
+def replay(calls: Sequence[Call], controller: Controller, workload: Workload,
+           asked_ns: Sequence[int] | None = None) -> Difference | None:  # fmt: skip
+    """Feed recorded calls to a controller that has not been called yet; the first call whose answer differs, or None.
+
+    ``workload`` is that of the recorded run: it brings the gates, which a log names by tick only. ``asked_ns`` are the
+    times at which its steps were asked for (`RecordedWorkload`); needed only where steps depend on time.
+    """
+    return _Replay(controller, workload, asked_ns).run(calls)
+
+
+class _Replay:
+    def __init__(self, controller: Controller, workload: Workload, asked_ns: Sequence[int] | None) -> None:
+        self._controller = RecordedController(controller)
+        self._in_flight: dict[tuple[int, int], Transfer] = {}  # by link and number
+        self._computing: set[int] = set()  # admitted needs of the current gate that have not been said to be done
+        self._on_cpu: set[int] = set()
+        self._predicting: set[int] = set()
+        self._gates = _walk(workload, asked_ns)
+
+    def run(self, calls: Sequence[Call]) -> Difference | None:
+        for call in calls:
+            impossible = self._make(call)
+            if impossible:
+                return Difference(call, None, impossible)
+            got = self._controller.log[-1]
+            if got != call:
+                return Difference(call, got)
+            self._compute(got)
+        return None
+
+    def _compute(self, call: Call) -> None:
+        if call.kind == "gate":
+            self._computing.clear()
+        for key, outcome in zip(call.keys, call.outcomes, strict=True):
+            if key != NONE:
+                self._computing.add(key)
+            if outcome == Outcome.CPU:
+                self._on_cpu.add(key)
+
+    def _make(self, call: Call) -> str | None:
+        """Call the controller as recorded; why that cannot be done, if so. The answer is the last entry of its log."""
+        if call.kind not in KINDS:
+            return f"{call.kind!r} is no call of a controller; known: {', '.join(KINDS)}"
+        if call.kind in ("transfer_done", "head_done", "chunk_done"):
+            return self._make_of_transfer(call)
+        if call.kind in ("need_done", "cpu_done"):
+            return self._make_of_need(call)
+        controller = self._controller
+        if call.kind == "gate":
+            return self._make_gate(call.argument)
+        if call.kind == "poll":
+            self._remember(call.argument, controller.poll(call.argument))
+        elif call.kind == "prediction_ready":
+            if call.argument not in self._predicting:
+                return f"no prediction of gate {call.argument} is being made; made: {sorted(self._predicting)}"
+            self._predicting.remove(call.argument)
+            controller.prediction_ready(call.argument)
+        elif call.kind == "begin_sequence":
+            controller.begin_sequence(call.argument)
+        else:
+            controller.end_sequence(call.argument)
+        return None
+
+    def _make_gate(self, tick: int) -> str | None:
+        gate = next(self._gates, None)
+        if gate is None:
+            return "the workload has no more gates"
+        if gate.tick != tick:
+            return f"the workload's next gate has tick {gate.tick}"
+        self._controller.gate(gate)
+        if self._controller.predicts_later:
+            self._predicting.add(tick)
+        return None
+
+    def _make_of_need(self, call: Call) -> str | None:
+        controller, key = self._controller, call.argument
+        if call.kind == "cpu_done":
+            if key not in self._on_cpu:
+                return f"key {key} is not being computed on the CPU; on it: {sorted(self._on_cpu)}"
+            self._on_cpu.remove(key)
+            controller.cpu_done(key)
+            return None
+        if not controller.waiting or key not in self._computing:
+            return f"key {key} is not being computed while needs wait for admission"
+        self._computing.remove(key)
+        controller.need_done(key)
+        return None
+
+    def _make_of_transfer(self, call: Call) -> str | None:
+        controller, link = self._controller, call.link
+        transfer = self._in_flight.get((link, call.argument))
+        if transfer is None:
+            there = sorted(number for at, number in self._in_flight if at == link)
+            return f"transfer {call.argument} is not in flight there; in flight: {there}"
+        if call.kind == "head_done":
+            controller.head_done(link, transfer)
+            return None
+        if call.kind == "chunk_done" and not controller.cut(link):
+            return f"transfer {call.argument} would not be cut"
+        del self._in_flight[link, call.argument]
+        if call.kind == "chunk_done":
+            self._remember(link, controller.chunk_done(link, transfer, call.moved_bytes))
+        else:
+            self._remember(link, controller.transfer_done(link, transfer)[1])
+        return None
+
+    def _remember(self, link: int, transfer: Transfer | None) -> None:
+        if transfer is not None:
+            self._in_flight[link, transfer.number] = transfer
+
+
+def _walk(workload: Workload, asked_ns: Sequence[int] | None) -> Iterator[StepGate]:
+    """Every gate of the workload, as a driver visits them."""
+    gate, schedule, now = workload.gate(), workload.start(), 0
+    for asked in count() if asked_ns is None else asked_ns:
+        step = schedule.next(now if asked_ns is None else asked)
+        if isinstance(step, int):
+            now = step
+        elif step is None:
+            return
+        else:
+            gate.open(step)
+            for site in step.sites:
+                gate.visit(site)
+                yield gate

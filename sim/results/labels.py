@@ -1,0 +1,167 @@
+"""What a reader must know of a run's numbers before believing them, computed once and carried by what has the numbers.
+
+A summary holds it under ``labels``; trials, points, rows of studies and comparisons keep it. Whoever prints or draws
+numbers of runs says ``told`` of them, or puts it on the figure by ``write_on``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import polars as pl
+
+from sim.results.run import Run
+from sim.traces.header import Header
+
+Named = Iterable[tuple[str, "Labels"]]
+"""Labels by the name of what they are of; a name may come several times."""
+POINTS_A_LETTER = 0.5
+"""Width of a letter over the height of its line, in a figure."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Each is a text that can stand alone, or None where there is nothing to say.
+
+    ``transplanted``: the gates are of one model, the sizes of another, and which part of that. ``part``: fewer or other
+    layers or experts than the model of that name. ``synthetic``: nobody recorded these gates. ``machine``: no time of
+    it was ever compared with a real machine's. ``lossy``: what was served is not the model as it is stored.
+    ``knows_future``: decided on what no system can know. ``reference``: does what no machine can.
+
+    ``changed``: overrides of machine, model, trace and workload.
+    """
+
+    transplanted: str | None = None
+    part: str | None = None
+    synthetic: str | None = None
+    machine: str | None = None
+    lossy: str | None = None
+    knows_future: str | None = None
+    reference: str | None = None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def is_system(self) -> bool:
+        """Whether something real could have decided and done this: else it is a bound, and on no front."""
+        return self.knows_future is None and self.reference is None
+
+    def kinds(self) -> dict[str, str | None]:
+        """The texts by name, for a summary, which has ``overrides`` beside them."""
+        return {name: getattr(self, name) for name in TEXTS}
+
+    def row(self) -> dict[str, Any]:
+        """All of it, for JSON and for a column."""
+        return {**self.kinds(), "changed": list(self.changed)}
+
+
+TEXTS = tuple(field.name for field in fields(Labels) if field.name != "changed")
+
+
+def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
+    """The labels of a run that has ended with these ``lookups`` (docs/design.md section 10); of one that has none yet
+    (None) those that are certain beforehand.
+    """
+    header, hardware = run.trace.header, run.hardware
+    unseen = hardware.validated == "none"
+    return Labels(
+        transplanted=run.model.transplant, part=run.model.part,
+        synthetic=synthetic_label(header),
+        machine=f"no time of {hardware.name} was ever compared with a real machine's" if unseen else None,
+        lossy=_lossy(run, lookups), knows_future=_knowledge(run),
+        reference="a reference: copies take no time" if run.controller.loader.copies == "free" else None,
+        changed=run.changed,
+    )  # fmt: skip
+
+
+def synthetic_label(header: Header) -> str | None:
+    """What a trace that nobody recorded says of numbers that are drawn from it alone."""
+    return f"SYNTHETIC gates: {header.name}" if header.source == "synthetic" else None
+
+
+def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
+    """In which ways something was lost, prompts included."""
+    geometry, stored = run.controller.geometry, run.model.keeps
+    best, *others = geometry.precisions
+    ways = [] if stored(best) else [f"every expert at {best} or below"]
+    if lookups is not None:
+        low = pl.col("served").is_in([name for name in others if not stored(name)])
+        is_skip = pl.col("outcome") == "skip"
+        elsewhere = ~is_skip & (pl.col("key") % geometry.units != pl.col("expert"))
+        found = {
+            "experts at low precision": low,
+            "experts skipped": is_skip,
+            "experts in the place of others": elsewhere,
+        }
+        ways += [way for way, rows in found.items() if lookups.select(rows.any()).item()]
+    if run.controller.payload.partial:
+        ways.append("channels left out")
+    return f"lossy ({', '.join(ways)})" if ways else None
+
+
+def _knowledge(run: Run) -> str | None:
+    """Which parts know of the run what is still to come."""
+    parts = (run.controller.predictor, run.controller.cache)
+    ways = [type(part).__name__ for part in parts if getattr(part, "knows_future", False)]
+    if run.fitted_on:
+        ways.append(f"fitted on {run.fitted_on} of its sequences")
+    return f"knows the future ({', '.join(ways)})" if ways else None
+
+
+def labels_in(summary: Mapping[str, Any]) -> Labels:
+    """The labels that a run's summary carries. Raise ValueError for a summary without any."""
+    if "labels" not in summary:
+        raise ValueError(
+            f"the summary of {summary.get('system', 'this run')} has no labels: an older version wrote it; run it again"
+        )
+    return from_row({**summary["labels"], "changed": summary["overrides"]})
+
+
+def from_row(row: Mapping[str, Any]) -> Labels:
+    """The labels that ``Labels.row`` told of."""
+    return Labels(**{name: row.get(name) for name in TEXTS}, changed=tuple(row.get("changed") or ()))
+
+
+def told(named: Named) -> list[str]:
+    """All that is to be said of these, each once: what holds of all of them, then what only some have, by their names.
+
+    Of a name that comes several times, with values that the reader sees, what was changed in all of them is said.
+    """
+    kept = list(named)
+    names = list(dict.fromkeys(name for name, _ in kept))
+    having: dict[str, list[str]] = {}
+    for kind in TEXTS:
+        for name, labels in kept:
+            text = getattr(labels, kind)
+            if text is not None and name not in having.setdefault(text, []):
+                having[text].append(name)
+    common = [word for word in kept[0][1].changed if all(word in labels.changed for _, labels in kept)] if kept else []
+    own: dict[str, list[str]] = {}
+    for name in names:
+        changed = [set(labels.changed) for of, labels in kept if of == name]
+        words = [word for of, labels in kept if of == name for word in labels.changed]
+        if left := [word for word in dict.fromkeys(words) if word not in common and all(word in c for c in changed)]:
+            own.setdefault(f"with {' '.join(left)}", []).append(name)
+    of_all = [text for text, of in having.items() if len(of) == len(names)]
+    of_some = [(text, of) for text, of in (having | own).items() if text not in of_all]
+    with_all = [f"with {' '.join(common)}"] if common else []
+    return [*of_all, *with_all, *(f"{', '.join(of)}: {text}" for text, of in of_some)]
+
+
+def caption(named: Named) -> str:
+    """``told`` in one line, empty where there is nothing to say."""
+    return "; ".join(told(named))
+
+
+def write_on(figure: Any, named: Named, size: float = 7.0) -> None:
+    """Put ``told`` above a matplotlib figure, below the title that it has, in lines that fit its width.
+
+    ``figure`` has a layout that makes room (``constrained``), and its title already.
+    """
+    letters = int(figure.get_figwidth() * 72 / (size * POINTS_A_LETTER))
+    lines = [line for text in told(named) for line in textwrap.wrap(text, letters, subsequent_indent="  ")]
+    title = figure.get_suptitle()
+    if lines:
+        figure.suptitle("\n".join([*([title] if title else []), *lines]), fontsize=size)

@@ -1,0 +1,116 @@
+"""Times and rates of a run's requests and tokens, and whose time each step was (docs/design.md section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sim.results.frames import Frames
+from sim.values.units import seconds
+
+Floats = NDArray[np.float64]
+_DECODED: WeakKeyDictionary[object, tuple[Floats, Floats]] = WeakKeyDictionary()
+"""What a run's summary and those who compare runs both ask for."""
+
+
+class Tables(Protocol):
+    """What a run's tokens and sequences took: of the run itself, or read from its files."""
+
+    @property
+    def tokens(self) -> pl.DataFrame: ...
+    @property
+    def sequences(self) -> pl.DataFrame: ...
+
+
+def request_times(frames: Frames) -> dict[str, Any]:
+    """Makespan, times to first and per output token, latencies, and rates of prompt and output tokens, in seconds.
+
+    A rate is over the time of the steps that have such tokens: a step of several sequences gives one to each.
+    """
+    sequences = frames.sequences
+    after, prompts = tokens_after_the_first(frames), frames.tokens.filter(pl.col("phase") == "prefill")
+    count = _count_by_sequence(frames, after)
+    ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy()
+    per_token = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
+    return {
+        "makespan_s": seconds(frames.makespan_ns),
+        "ttft_s": _spread(ttft, (50, 95)),
+        "tpot_s": _spread(per_token[count > 0] / count[count > 0], (50, 95, 99)),
+        "itl_s": _spread(after["since_last_ns"].to_numpy(), (50, 95, 99)),
+        "latency_s": _spread((sequences["end_ns"] - sequences["arrival_ns"]).to_numpy(), (50, 95)),
+        "prefill_tokens_per_s": _rate(int(sequences["prompt_tokens"].sum()), _time_of_steps(prompts)),
+        "decode_tokens_per_s": _rate(len(after), _time_of_steps(after)),
+    }
+
+
+def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
+    """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
+
+    ``since_last_ns``: since the token before it.
+    """
+    rows = frames.tokens.with_columns(
+        since_last_ns=pl.col("end_ns") - pl.col("end_ns").shift(1).over("sequence"),
+        is_first=pl.col("step") == pl.col("step").min().over("sequence"),
+    )
+    # A trace without prompts gives its first token at the end of its first step.
+    return rows.filter((pl.col("phase") == "decode") & ~pl.col("is_first")).drop("is_first")
+
+
+def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
+    """By sequence: its share of the time of the steps that gave it a token after its first, in ns, and those tokens.
+
+    A step's time is shared equally among the sequences that it gave such a token.
+    """
+    if isinstance(frames, Frames) and frames in _DECODED:
+        return _DECODED[frames]
+    after = tokens_after_the_first(frames)
+    found = _shared_time(frames, after), _count_by_sequence(frames, after)
+    if isinstance(frames, Frames):
+        _DECODED[frames] = found
+    return found
+
+
+def prefill_time(frames: Tables) -> Floats:
+    """By sequence: its share of the time of the steps that read its prompt, in ns."""
+    return _shared_time(frames, frames.tokens.filter(pl.col("phase") == "prefill"))
+
+
+def whole_time(frames: Tables) -> Floats:
+    """By sequence: its share of the time of all its steps, in ns."""
+    return _shared_time(frames, frames.tokens)
+
+
+def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
+    share = rows.select("sequence", (pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))
+    return _by_sequence(frames, share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum()), "end_ns")
+
+
+def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
+    return _by_sequence(frames, rows.group_by("sequence").len(), "len")
+
+
+def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:
+    """A column in the order of ``frames.sequences``, 0 where a sequence has no row."""
+    joined = frames.sequences.select("sequence").join(found, on="sequence", how="left", maintain_order="left")
+    return joined[column].fill_null(0).to_numpy().astype(np.float64)
+
+
+def _time_of_steps(rows: pl.DataFrame) -> int:
+    steps = rows.unique("step")
+    return int((steps["end_ns"] - steps["start_ns"]).sum())
+
+
+def _spread(values_ns: NDArray[Any], percentiles: Sequence[int]) -> dict[str, float | None]:
+    if not len(values_ns):
+        return {"mean": None, **{f"p{p}": None for p in percentiles}}
+    return {"mean": float(values_ns.mean()) / 1e9,
+            **{f"p{p}": float(np.percentile(values_ns, p)) / 1e9 for p in percentiles}}  # fmt: skip
+
+
+def _rate(count: int, time_ns: int) -> float | None:
+    return count / seconds(time_ns) if count and time_ns else None

@@ -1,0 +1,312 @@
+"""Every number of a summary, defined once. Both drivers' runs are measured here (docs/design.md section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from sim.bounds.bounds import Bounds
+from sim.policies.payloads import ReusedChannels
+from sim.policies.pools import Pooled
+from sim.policies.precisions import ScoreThreshold
+from sim.results.forecasts import prediction
+from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
+from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
+from sim.results.intervals import ratio_intervals, share_interval
+from sim.results.labels import labels_of
+from sim.results.latency import Floats, decode_time_and_tokens, prefill_time, request_times
+from sim.results.run import Run
+from sim.traces.trace import Header, trace_sha256
+from sim.values.types import Geometry, PrefetchOutcome
+from sim.values.units import seconds
+from sim.values.version import VERSION
+from sim.workload.steps import Workload
+
+SCHEMA = 1
+
+
+def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
+    """The run as one JSON-ready dictionary, without ``wall_s``. Seconds are whole ns / 1e9; GB and GiB appear nowhere.
+
+    Raise RuntimeError if busy and idle time do not add up to the makespan.
+    """
+    makespan, stalls, busy = frames.makespan_ns, idle_ns(frames), compute_busy_ns(frames)
+    if busy + sum(stalls.values()) != makespan:
+        raise RuntimeError(f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns")
+    decode = frames.lookups.filter(pl.col("phase") == "decode")
+    prefill = frames.lookups.filter(pl.col("phase") == "prefill")
+    geometry, prefetch = run.controller.geometry, _prefetch(frames)
+    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True))
+    return {
+        "schema": SCHEMA,
+        "system": run.system,
+        "model": run.model.name,
+        "hardware": run.hardware.name,
+        "preset": run.hardware.preset,
+        "workload": run.workload.batching,
+        "seed": run.seed,
+        "version": VERSION,
+        "trace": _trace(run),
+        "labels": labels_of(run, frames.lookups).kinds(),
+        "overrides": list(run.changed),
+        "budget": _budget(run),
+        "storage_bytes": _all_bytes(geometry),
+        "load_s": seconds(_load_ns(run)),
+        **request_times(frames),
+        "compute_busy_s": seconds(busy),
+        "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
+        "slowed_s": _slowed(run, frames),
+        "lookups": lookups,
+        "hit_ratio": hit_ratio(decode),
+        "hit_ratio_prefill": hit_ratio(prefill),
+        "hit_ratio_by_precision": hit_ratio_by_precision(decode, geometry.precisions),
+        "miss_penalty": miss_penalty(decode, geometry.precisions, geometry.bits),
+        "union_over_capacity": _union_over_capacity(run),
+        "prefetch": prefetch,
+        "prediction": prediction(run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on),
+        "ram": _ram(run),
+        "bytes": frames.traffic.bytes_by_link(),
+        "link_utilisation": {link: ns / makespan if makespan else 0.0 for link, ns in frames.traffic.busy_ns().items()},
+        "peak_bytes": _peak_bytes(run),
+        "quality_proxy": _quality(decode, geometry),
+        "bounds": {
+            "compute_s": seconds(bounds.compute_ns),
+            "link_s": seconds(bounds.link_ns),
+            "relaxed_s": None if bounds.relaxed_ns is None else seconds(bounds.relaxed_ns),
+            "lower_s": seconds(bounds.lower_ns),
+            # Over time other speeds make other steps: the bound is of these.
+            "method": f"{bounds.method} of these steps" if run.workload.is_timed else bounds.method,
+            "belady_loads": bounds.belady_loads,
+            "why_no_belady": bounds.why_no_belady,
+            "oracle_s": None,
+        },
+        "gap": makespan / bounds.lower_ns - 1 if bounds.lower_ns else None,
+        "calibration": {"id": f"{run.hardware.name}/{run.hardware.preset}", "validated": run.hardware.validated,
+                        "error": None},
+        "contracts": _contracts(run),
+        "ci95": _intervals(run, frames),
+    }  # fmt: skip
+
+
+def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
+    """By party, how much longer its work took than alone; None on a machine where nobody holds up anybody."""
+    parties = ("compute", "cpu", *run.hardware.link_names)
+    slowed = frames.record.slowed_ns
+    return {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
+
+
+def _trace(run: Run) -> dict[str, Any]:
+    header, chosen = run.trace.header, run.workload.sequences
+    return {
+        "name": header.name,
+        "sha256": trace_sha256(header),
+        "sequences": len(chosen),
+        "numbers": sorted(s.sequence for s in chosen),
+        "prefill_tokens": sum(s.prompt_tokens for s in chosen),
+        "decode_tokens": sum(s.decode_tokens for s in chosen),
+        "source": header.source,
+        "gates": run.model.transplant or header.model.name,
+        "split": run.workload.split,
+        "findings": _findings(header, {item.sequence for item in chosen}),
+        "expert_bytes": _expert_bytes(run),
+    }
+
+
+def _expert_bytes(run: Run) -> dict[str, Any] | None:
+    """What the trace tells of its experts' bytes, and whether the run takes these; None where it tells nothing."""
+    found = run.recorded_bytes
+    if found is None:
+        return None
+    note = found.told(run.controller.geometry.precisions)
+    return {"stored_as": found.stored_as, "least": min(found.by_site), "most": max(found.by_site),
+            "taken": note is None, "note": note}  # fmt: skip
+
+
+def _findings(header: Header, sequences: set[int]) -> list[str] | None:
+    """The serious findings that concern one of these sequences, or the whole trace; None where nobody looked."""
+    if header.findings is None:
+        return None
+    texts = []
+    for item in header.findings:
+        mine = len(sequences.intersection(item.sequences))
+        where = f" (here: {mine} of {len(sequences)} sequences)" if item.sequences else ""
+        if item.serious and (mine or not item.sequences):
+            texts.append(f"{item.check}: {item.text}{where}")
+    return texts
+
+
+def _budget(run: Run) -> dict[str, Any]:
+    slots, geometry = run.controller.slots, run.controller.geometry
+    device_bytes = sum(slots.capacity_bytes)
+    pools: dict[int, set[int]] = {}
+    for key, pool in enumerate(slots.pool_of):
+        pools.setdefault(pool, set()).add(key // geometry.plane)
+    per_precision = dict.fromkeys(geometry.precisions, 0)
+    for pool, precisions in pools.items():
+        best = min(precisions)
+        per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.slot_sizes[best]
+    return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
+            "slot_bytes": dict(zip(geometry.precisions, geometry.slot_sizes, strict=True)),
+            "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
+            "resident_share": run.resident_share}  # fmt: skip
+
+
+def _all_bytes(geometry: Geometry) -> int:
+    """Every expert at every precision in play."""
+    stored = geometry.experts - geometry.null_experts
+    keys = (geometry.key(p, site, expert) for p in range(len(geometry.precisions))
+            for site in range(geometry.sites) for expert in range(stored))  # fmt: skip
+    return sum(map(geometry.bytes_of, keys))
+
+
+def _load_ns(run: Run) -> int:
+    """Cold start, one transfer after another, each over one link after another: the dense weights, then the RAM tier's
+    initial contents, then the device's (from RAM, where that holds them).
+    """
+    slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
+    links = range(run.controller.route.links)
+    total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)
+    if ram is not None:
+        total += sum(hop_ns(link, ram.key_bytes[key]) for key in ram.initial for link in links if link >= ram.link)
+    in_ram = set(ram.initial) if ram is not None else set()
+    for key in slots.initial:
+        last = ram.link if ram is not None and key in in_ram else len(links)
+        total += sum(hop_ns(link, slots.key_bytes[key]) for link in links[:last])
+    return total
+
+
+def _ram(run: Run) -> dict[str, Any] | None:
+    """What the managed RAM tier was asked for, and held; None where the machine has none."""
+    ram = run.controller.ram
+    if ram is None:
+        return None
+    return {"capacity_bytes": sum(ram.capacity_bytes), "lookups": ram.lookups, "hits": ram.hits,
+            "hit_ratio": ram.hits / ram.lookups if ram.lookups else None}  # fmt: skip
+
+
+def _peak_bytes(run: Run) -> dict[str, int]:
+    """The most that each tier held. The device: what is set aside there, its staging slots included."""
+    controller, ledger = run.controller, run.ledger
+    # Pools are not at their fullest at the same time; the ledger knows how far they can be.
+    over = max(0, controller.slots.peak_bytes - sum(controller.slots.capacity_bytes))
+    return {
+        "device": ledger.total_bytes - max(0, ledger.overflow_bytes - over),
+        "ram": controller.ram.peak_bytes if controller.ram is not None else 0,
+        "staging": controller.staging.most_used * max(controller.geometry.slot_sizes),
+    }
+
+
+def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
+    counts = dict(lookups["outcome"].value_counts().iter_rows())
+    return [int(counts.get(name, 0)) for name in LOOKUP_OUTCOMES]
+
+
+def _union_over_capacity(run: Run) -> dict[str, float]:
+    """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
+    geometry, workload = run.controller.geometry, run.workload
+    count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
+    of_site = np.array([geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)])
+    ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
+    return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
+
+
+def _prefetch(frames: Frames) -> dict[str, int]:
+    """Prefetches by outcome. ``wasted_bytes``: what those that no lookup found moved over the link to the device."""
+    c = frames.controller
+    counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
+    to_device = frames.transfers.filter(pl.col("link") == frames.link_names[0])
+    wasted = to_device.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
+    return {"queued": c.num_prefetches_queued, "started": sum(t.prefetch for t in c.issued), **counts,
+            "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
+
+
+def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | None]:
+    """Share of needs, and of gate weight, served below the highest precision, not at all, or by another expert."""
+    total, mass = len(lookups), float(lookups["weight"].sum())
+    is_skipped = pl.col("outcome") == "skip"
+    kinds = {
+        "low": lookups.filter(pl.col("served").is_in(geometry.precisions[1:])),
+        "skip": lookups.filter(is_skipped),
+        "reroute": lookups.filter(~is_skipped & (pl.col("key") % geometry.units != pl.col("expert"))),
+    }
+    if not total or not mass:
+        return {f"{kind}_{what}": None for what in ("share", "mass") for kind in kinds}
+    shares: dict[str, float | None] = {f"{kind}_share": len(rows) / total for kind, rows in kinds.items()}
+    return shares | {f"{kind}_mass": float(rows["weight"].sum()) / mass for kind, rows in kinds.items()}
+
+
+def _contracts(run: Run) -> dict[str, Any]:
+    """Every switch that a number of this run depends on."""
+    controller, workload, told = run.controller, run.workload, run.config["workload"]
+    loader, cache, selector = controller.loader, controller.cache, controller.selector
+    contracts: dict[str, Any] = {
+        **{switch.name: getattr(loader, switch.name) for switch in fields(loader)},
+        "batching": workload.batching,
+        "together": workload.together,
+        "prefill_chunk": workload.prefill_chunk,
+        "arrivals": _arrivals(told) if workload.is_timed else None,
+        "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
+        "loop": "open",
+        "initial_cache": cache.initial if isinstance(cache, Pooled) else "own",
+        "carry_over": "cache contents stay between sequences",
+        "warmup_tokens": 0,
+    }
+    if isinstance(controller.payload, ReusedChannels):
+        contracts["channels"] = _channels(controller.payload, workload)
+    if isinstance(selector, ScoreThreshold):
+        contracts["score_thresholds"] = {"low_above": selector.low_above, "skip_above": selector.skip_above,
+                                         "from": "fit split" if selector.quantiles else "given"}  # fmt: skip
+    return contracts
+
+
+def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
+    """When requests come: drawn, or as they were given."""
+    if told["arrivals_per_s"] is None:
+        return {"given_s": told["arrivals_s"]}
+    return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
+
+
+def _channels(payload: ReusedChannels, workload: Workload) -> dict[str, float | str | None]:
+    """How good the forecasts of channels were, whether or not anything was moved for them: of those that rows made
+    active after the first site the share that was named (recall), and the other way round; in so many rows.
+    """
+    rows, active, found, named = payload.channel_counts(item.sequence for item in workload.sequences)
+    return {"missed": payload.missed, "rows": rows, "recall": found / active if active else None,
+            "precision": found / named if named else None}  # fmt: skip
+
+
+def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:
+    sequences = frames.sequences
+    one = np.ones(len(sequences))
+    decode_ns, tokens = decode_time_and_tokens(frames)
+    latency = (sequences["end_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
+    ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
+    since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
+    tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
+    counted, found = _hits_by_sequence(frames)
+    prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
+    return ratio_intervals({
+        "decode_tokens_per_s": (tokens * 1e9, decode_ns),
+        "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
+        "ttft_s": (ttft / 1e9, one),
+        "latency_s": (latency / 1e9, one),
+        "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
+    }) | {"hit_ratio": share_interval(found, counted)}  # fmt: skip
+
+
+def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
+    """Decode lookups asked for, and those of them found resident, by sequence: a step's in equal shares."""
+    counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
+    per_step = counted.agg(asked=pl.len(), found=is_found().sum())
+    shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(per_step, on="step")
+    totals = shared.group_by("sequence").agg(
+        asked=(pl.col("asked") * pl.col("share")).sum(), found=(pl.col("found") * pl.col("share")).sum()
+    )
+    joined = (
+        frames.sequences.select("sequence").join(totals, on="sequence", how="left", maintain_order="left").fill_null(0)
+    )
+    return joined["asked"].to_numpy().astype(np.float64), joined["found"].to_numpy().astype(np.float64)

@@ -1,0 +1,240 @@
+"""What a run leaves behind: files written together or not at all, a table, and one sentence that answers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sim.bounds.bounds import METHODS
+from sim.machine.model import AS_STORED
+from sim.results.forecasts import NOT
+from sim.results.frames import Frames
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, caption, labels_in
+from sim.results.timeline import trace_events
+
+Summary = Mapping[str, Any]
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep ``directory``, made if it is new, from others that ask for the same, until the block or this process ends.
+
+    Where the block is ended early, a folder that was made for it is removed if it is empty. Raise OSError if another
+    process has it.
+    """
+    was_there = directory.exists()
+    while (handle := _take(directory)) is None:
+        pass
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            forget(directory)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _take(directory: Path) -> int | None:
+    """The open and locked directory; None if another process has just removed it, or put another in its place."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise OSError(f"output_dir={directory} is being written by another process; choose another one") from None
+    except OSError:
+        return handle  # a file system that has no locks
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), directory.stat()):
+            return handle
+    os.close(handle)
+    return None
+
+
+@contextmanager
+def own_folder(directory: Path) -> Iterator[None]:
+    """``locked``, of a folder that ``check_writable`` allows. Whatever ends the block early leaves nothing in it."""
+    with locked(directory):
+        check_writable(directory)
+        try:
+            yield
+        except BaseException:
+            for path in directory.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            raise
+
+
+def forget(folder: Path) -> None:
+    """Remove an empty folder that was made for nothing, and the empty ones around it, up to the working directory."""
+    folder, here = folder.absolute(), Path.cwd()
+    with suppress(OSError):  # it is not empty, or somebody else has removed it
+        while folder != here and folder.is_dir():
+            folder.rmdir()
+            folder = folder.parent
+
+
+def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait: str,
+                  timeline_steps: int | None) -> None:  # fmt: skip
+    """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
+
+    Files are made beside the directory and moved in when all of them are complete; what is interrupted leaves none.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
+    moved: list[Path] = []
+    try:
+        _write_json(building / "summary.json", summary, indent=1)
+        if frames is not None:
+            for name, table in frames.tables().items():
+                table.write_parquet(building / f"{name}.parquet", compression="zstd")
+            run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget", "labels")}
+            _write_json(building / "timeline.json", trace_events(frames, wait, timeline_steps, run))
+            (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+        for path in sorted(building.iterdir()):
+            moved.append(directory / path.name)
+            os.replace(path, moved[-1])
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def check_writable(directory: Path) -> None:
+    """Raise OSError, before any work is done, unless ``directory`` (made if it is new) is empty and can be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise OSError("it is not empty")
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> OSError:
+    return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")
+
+
+def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:
+    path.write_text(json.dumps(content, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The table with the run's labels, and the sentence."""
+    title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
+    # A list among the overrides stands in brackets, which rich would take for markup.
+    labels = _labels(labels_in(summary))
+    told = escape(f"{labels}. {OVER}" if labels else OVER)
+    table = Table("metric", "value", "95 % interval", title=escape(title), caption=told)
+    ci = summary["ci95"]
+    for name, value, unit, interval in (
+        ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
+        ("time to first token", summary["ttft_s"]["mean"], "s", ci["ttft_s"]),
+        ("  p95 of requests", summary["ttft_s"]["p95"], "s", None),
+        ("time per output token", summary["tpot_s"]["mean"], "s", ci["tpot_s"]),
+        ("  p95 of requests", summary["tpot_s"]["p95"], "s", None),
+        ("hit ratio (decode)", summary["hit_ratio"], "", ci["hit_ratio"]),
+        ("makespan", summary["makespan_s"], "s", None),
+        ("compute busy", summary["compute_busy_s"], "s", None),
+        *(
+            (f"stall: {part.replace('_', ' ')}", value, "s", None)
+            for part, value in summary["stall_s"].items()
+            if value
+        ),
+        *((f"slowed: {party}", value, "s", None) for party, value in (summary["slowed_s"] or {}).items() if value),
+        *((f"link {link} busy", 100 * share, "%", None) for link, share in summary["link_utilisation"].items()),
+        *((("hit ratio (RAM)", summary["ram"]["hit_ratio"], "", None),) if summary["ram"] else ()),
+        ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
+        ("cold start", summary["load_s"], "s", None),
+        ("all experts", summary["storage_bytes"] / 1e9, "GB", None),
+    ):
+        bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
+        table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
+    console.print(table)
+    for finding in summary["trace"]["findings"] or ():
+        console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
+    if (sizes := summary["trace"]["expert_bytes"]) and sizes["note"]:
+        console.print(f"NOTE: {sizes['note']}", soft_wrap=True, markup=False)
+    console.print(answer(summary), soft_wrap=True, markup=False)
+
+
+def _labels(labels: Labels) -> str:
+    return caption([("", labels)])
+
+
+def _sequences(summary: Summary) -> str:
+    return f"{summary['trace']['sequences']} sequences"
+
+
+def answer(summary: Summary) -> str:
+    """The run in one sentence, and why its prompts were not forecast, if they would have been."""
+    rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
+    waiting = sum(summary["stall_s"].values()) / summary["makespan_s"]
+    parts = {name: value for name, value in summary["stall_s"].items() if value}
+    main = max(parts, key=lambda name: parts[name]) if parts else None
+    speed = "nothing is decoded" if rate is None else f"{rate:.3g} tokens/s"
+    if interval is not None:
+        speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g})"
+    because = f", mostly {main.replace('_', ' ')}" if main else ""
+    gap = summary["gap"]
+    bound = (
+        ""
+        if gap is None or summary["bounds"]["method"] not in METHODS
+        else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
+    )
+    labels, lost = labels_in(summary), _lost(summary)
+    lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
+    share, best = summary["budget"]["resident_share"], _best_precision(summary)
+    at = "" if best in AS_STORED else f" at {best}"
+    note = f" [{label}]" if (label := _labels(replace(labels, lossy=None))) else ""
+    note += _prompts(summary)
+    return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "
+            f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip
+
+
+def _prompts(summary: Summary) -> str:
+    """Why prompts were not forecast, where the system would have; nothing otherwise."""
+    told = summary["prediction"].get("prompts") or ""
+    return f" Prompts were {told}." if told.startswith(NOT) else ""
+
+
+def served(summary: Mapping[str, Any]) -> str:
+    """At which precision needs were served, and what of them was not, in words."""
+    lost, lossy = _lost(summary), " (lossy)" if labels_in(summary).lossy else ""
+    return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}{lossy}"
+
+
+def _best_precision(summary: Mapping[str, Any]) -> str:
+    return str(next(iter(summary["budget"]["slots"])))
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """What was served below the highest precision, or not by the chosen expert; nothing of a run that lost nothing."""
+    quality = summary["quality_proxy"]
+    lost = ""
+    if quality["low_share"] or quality["skip_share"] or quality["reroute_share"]:
+        lost = f"{quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
+    if quality["reroute_share"]:
+        lost += f", {quality['reroute_share']:.1%} served by other experts"
+    return lost

@@ -1,0 +1,63 @@
+"""Which of two systems is faster: one paired comparison over sequences, for everything that is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.results.intervals import MIN_SEQUENCES, Floats, estimate
+
+FASTER, SLOWER, CANNOT_TELL = "faster", "slower", "cannot tell"
+TOO_FEW = f"cannot tell: fewer than {MIN_SEQUENCES} sequences"
+"""The verdict where there is an interval and not enough behind it."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How many times as fast one is as the other on the same sequences.
+
+    ``speedup`` is the other's time over one's own (above 1: faster). ``interval``: its 95 % interval over sequences,
+    None where there are fewer than two. ``p_faster``: how sure it is, 0 to 1, that one is faster; None likewise.
+    ``sequences``: how many took any time.
+    """
+
+    speedup: float
+    interval: tuple[float, float] | None
+    p_faster: float | None
+    sequences: int
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``cannot tell`` where the interval contains 1, or ``TOO_FEW``."""
+        if self.interval is None or self.sequences < MIN_SEQUENCES:
+            return TOO_FEW
+        if self.interval[0] <= 1 <= self.interval[1]:
+            return CANNOT_TELL
+        return FASTER if self.interval[0] > 1 else SLOWER
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the verdict says who is faster."""
+        return self.verdict in (FASTER, SLOWER)
+
+    def __str__(self) -> str:
+        """``1.29x [1.25, 1.33]``."""
+        low_high = "one sequence" if self.interval is None else f"{self.interval[0]:.2f}, {self.interval[1]:.2f}"
+        return f"{self.speedup:.2f}x [{low_high}]"
+
+
+def paired(ours: Floats, theirs: Floats) -> Paired:
+    """Compare the times, by sequence, of two runs of the same sequences in the same order.
+
+    What makes a sequence slow for both does not blur the difference: only the sequence's own difference counts.
+    Raise ValueError where the sequences are not as many, or either took no time.
+    """
+    if len(ours) != len(theirs):
+        raise ValueError(f"a paired comparison needs the same sequences, got {len(ours)} and {len(theirs)}")
+    if not ours.sum() > 0 or not theirs.sum() > 0:
+        raise ValueError(f"a ratio of times needs times above 0, got {ours.sum():g} and {theirs.sum():g} ns in all")
+    speedup = float(theirs.sum() / ours.sum())
+    found = estimate(theirs, ours)
+    if found is None:
+        return Paired(speedup, None, None, 1)
+    low, high = found.interval()
+    return Paired(speedup, (float(low), float(high)), float(found.confidence_above(1.0)), found.sequences)

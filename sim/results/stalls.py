@@ -1,0 +1,190 @@
+"""Why the compute stream was idle: one rule, for both drivers (docs/design.md section 8).
+
+An idle interval that a transfer ended is walked back from its end, along the transfer's hops and services, to its
+start. Where a transfer has one hop, served once, that is plain arithmetic over all intervals at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.loader import Transfer
+from sim.machine.costs import Durations
+from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
+
+STALL_PARTS = ("demand", "behind_demand", "behind_prefetch", "late_prefetch", "storage", "no_slot", "dense", "cpu_join",
+               "host", "predictor", "no_request")  # fmt: skip
+"""Every part a summary reports; a machine without the cause reports 0."""
+OTHER_CAUSES = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: "no_request"}
+NOT_YET = 1 << 62
+"""The end of a service that the end of the run cut."""
+
+Ns = NDArray[np.int64]
+
+
+def split_stalls(record: Record, issued: Sequence[Transfer], durations: Durations,
+                 key_bytes: Sequence[int]) -> dict[str, Ns]:  # fmt: skip
+    """Each idle interval of ``record`` split into parts, [I] each, in ns; they sum to the intervals' lengths.
+
+    ``issued`` are the controller's transfers by number, ``key_bytes`` the bytes of each key (what is written back).
+    Raise RuntimeError if an interval is not closed by the end of its transfer, or if walking back from there does not
+    reach its start: there is no residual.
+    """
+    start, end = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
+    cause = np.array(record.idle_cause, np.int64)
+    parts = {part: np.zeros(len(cause), np.int64) for part in STALL_PARTS}
+    for code, part in OTHER_CAUSES.items():
+        parts[part] = np.where(cause == code, end - start, 0)
+    is_dense = np.fromiter((transfer.dense for transfer in issued), np.bool_, len(issued))
+    waits = np.flatnonzero(cause >= 0)
+    dense = waits[is_dense[cause[waits]]]
+    parts["dense"][dense] = end[dense] - start[dense]
+    services = Services(record)
+    walk = Walk(record, issued, services, durations, key_bytes)
+    plain = services.served_once(len(issued)) & walk.is_plain & ~is_dense
+    is_plain = plain[cause[waits]]
+    _split_plain(waits[is_plain], start, end, cause, services, walk, parts)
+    for i in waits[~is_plain & ~is_dense[cause[waits]]].tolist():
+        for part, time_ns in walk.back(int(cause[i]), int(start[i]), int(end[i])).items():
+            parts[part][i] = time_ns
+    return parts
+
+
+def _split_plain(which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, walk: Walk,
+                 parts: dict[str, Ns]) -> None:  # fmt: skip
+    """Intervals whose transfers have one hop, served once, for nothing but themselves."""
+    number, idle_start, idle_end = cause[which], start[which], end[which]
+    row_of = np.zeros(len(walk.queued_ns), np.int64)
+    row_of[services.number] = np.arange(len(services.number))
+    row = row_of[number]
+    service_start, service_end = np.array(services.start, np.int64)[row], np.array(services.end, np.int64)[row]
+    broken = (service_end != idle_end) | (walk.queued_ns[number] > idle_start)
+    if broken.any():
+        at = int(np.flatnonzero(broken)[0])
+        raise walk.unexplained(int(number[at]), int(idle_start[at]), int(idle_end[at]))
+    served_from = np.maximum(idle_start, service_start)
+    is_urgent = np.array(services.is_urgent, np.bool_)[row]
+    parts["demand"][which] = np.where(is_urgent, idle_end - served_from, 0)
+    parts["late_prefetch"][which] = np.where(is_urgent, 0, idle_end - served_from)
+    for at in np.flatnonzero(served_from > idle_start).tolist():
+        behind = services.before(int(row[at]), int(idle_start[at]), int(served_from[at]))
+        parts["no_slot"][which[at]] = served_from[at] - idle_start[at] - behind.total()
+        for part, time_ns in behind.items():
+            parts[part][which[at]] = time_ns
+
+
+class Services:
+    """The services of a run, by row, and who was served before whom on an engine."""
+
+    def __init__(self, record: Record) -> None:
+        self.number, self.start = record.service_number, record.service_start_ns
+        self.end = [NOT_YET if end < 0 else end for end in record.service_end_ns]
+        self.is_urgent = record.service_urgent
+        rows = len(self.number)
+        link, engine = np.array(record.service_link, np.int64), np.array(record.service_engine, np.int64)
+        # Rows are in the order in which services began; a stable sort keeps that order on every engine.
+        order = np.lexsort((np.arange(rows), engine, link))
+        follows = (np.diff(link[order], prepend=-1) == 0) & (np.diff(engine[order], prepend=-1) == 0)
+        previous = np.full(rows, -1, np.int64)
+        previous[order[1:]] = np.where(follows[1:], order[:-1], -1)
+        self._previous: list[int] = previous.tolist()
+        self._link = record.service_link
+
+    def served_once(self, transfers: int) -> NDArray[np.bool_]:
+        """By transfer, whether it had a single service."""
+        once: NDArray[np.bool_] = np.bincount(np.array(self.number, np.int64), minlength=transfers) == 1
+        return once
+
+    def rows_of(self) -> dict[tuple[int, int], list[int]]:
+        """The rows of each (transfer, link), in order."""
+        rows: dict[tuple[int, int], list[int]] = {}
+        for row, at in enumerate(zip(self.number, self._link, strict=True)):
+            rows.setdefault(at, []).append(row)
+        return rows
+
+    def before(self, row: int, from_ns: int, to_ns: int) -> Counter[str]:
+        """What the engine of ``row`` served of other transfers, ``from_ns`` to ``to_ns``, by class."""
+        parts: Counter[str] = Counter()
+        number, other = self.number[row], self._previous[row]
+        while other >= 0 and self.end[other] > from_ns:
+            shared = min(to_ns, self.end[other]) - max(from_ns, self.start[other])
+            if shared > 0 and self.number[other] != number:
+                parts["behind_demand" if self.is_urgent[other] else "behind_prefetch"] += shared
+            other = self._previous[other]
+        return parts
+
+
+class Walk:
+    """Walks back from the end of an idle interval along the transfer that ended it."""
+
+    def __init__(self, record: Record, issued: Sequence[Transfer], services: Services, durations: Durations,
+                 key_bytes: Sequence[int]) -> None:  # fmt: skip
+        self._calls, self._issued, self._services = record.call_ns, issued, services
+        self._durations, self._key_bytes = durations, key_bytes
+        self._rows: dict[tuple[int, int], list[int]] | None = None
+        self.queued_ns = np.fromiter((record.call_ns[t.call - 1] for t in issued), np.int64, len(issued))
+        """By transfer, when it was queued on its first link."""
+        self.is_plain = np.fromiter(
+            (not t.later_hops and t.parent < 0 and not t.write_back for t in issued), np.bool_, len(issued)
+        )
+
+    def back(self, number: int, start_ns: int, end_ns: int) -> Counter[str]:
+        """The parts of one interval."""
+        parts: Counter[str] = Counter()
+        until_ns, at = end_ns, number
+        while at >= 0:
+            hops = self._issued[at].hops
+            rows = self._rows_of(at, hops[-1][0])
+            if not rows or self._services.end[rows[-1]] != until_ns:
+                break
+            for link, call in reversed(hops):
+                from_ns = max(start_ns, self._calls[call - 1])
+                parts += self._hop(at, link, from_ns, until_ns, is_last=(link, call) == hops[-1])
+                until_ns = from_ns
+                if until_ns == start_ns and parts.total() == end_ns - start_ns:
+                    return parts
+            at = self._issued[at].parent
+        raise self.unexplained(number, start_ns, end_ns)
+
+    def _rows_of(self, number: int, link: int) -> list[int]:
+        if self._rows is None:
+            self._rows = self._services.rows_of()
+        return self._rows.get((number, link), [])
+
+    def _hop(self, number: int, link: int, from_ns: int, to_ns: int, is_last: bool) -> Counter[str]:
+        """What became of a transfer on a link, from when it was queued there to when it was there or handed on."""
+        services = self._services
+        rows = [row for row in self._rows_of(number, link) if services.start[row] < to_ns]
+        parts = services.before(rows[-1], from_ns, to_ns) if rows else Counter()
+        for row in rows:
+            began, ended = max(from_ns, services.start[row]), min(to_ns, services.end[row])
+            if began >= ended:
+                continue
+            if is_last and not services.is_urgent[row]:
+                written = min(ended, max(began, services.start[row] + self._write_back_ns(number)))
+                parts["late_prefetch"] += ended - written
+                ended = written
+            parts["demand" if is_last else "storage"] += ended - began
+        parts["no_slot"] = to_ns - from_ns - parts.total()
+        return parts
+
+    def _write_back_ns(self, number: int) -> int:
+        """What a service on link 0 takes for what it writes back, before the transfer's own bytes."""
+        victims = self._issued[number].write_back
+        return sum(self._durations.hop_ns(0, self._key_bytes[victim]) for victim in victims)
+
+    def unexplained(self, number: int, start_ns: int, end_ns: int) -> RuntimeError:
+        """The error for an interval that its transfer does not explain."""
+        transfer, calls, services = self._issued[number], self._calls, self._services
+        queued = ", ".join(f"on link {link} at {calls[call - 1]}" for link, call in transfer.hops)
+        of = [row for row, served in enumerate(services.number) if served == number]
+        times = ((services.start[row], "cut" if services.end[row] == NOT_YET else services.end[row]) for row in of)
+        served = ", ".join(f"{began}..{ended}" for began, ended in times)
+        return RuntimeError(
+            f"idle interval {start_ns}..{end_ns} ns is not explained by transfer {number} "
+            f"(queued {queued}; served {served or 'never'} ns)"
+        )

@@ -1,0 +1,204 @@
+"""A run as Chrome trace events: tracks for steps, the compute stream, the CPU, the host and every engine of a link.
+
+Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseconds there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+import polars as pl
+
+from sim.results.frames import Frames
+from sim.values.record import HOST_TIME
+
+STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
+"""The engines of the links follow each other from LINK_TRACK on, link 0 first."""
+Event = dict[str, Any]
+
+
+def trace_events(frames: Frames, wait: str, steps: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run`` says of which run.
+
+    ``wait``: the loader's rule for the order of a gate's needs.
+    """
+    total = len(frames.workload.steps)
+    shown = total if steps is None else min(steps, total)
+    until_ns = frames.record.step_end_ns[shown - 1]
+    starts: dict[tuple[int, int], int] = {}
+    events = [*_tracks(frames)]
+    events += _steps(frames, shown)
+    events += _compute(frames, wait, shown, starts)
+    events += _idle(frames, until_ns)
+    events += _cpu(frames, shown)
+    events += _services(frames, until_ns)
+    events += _arrows(frames, until_ns, starts)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {**run, "steps_shown": shown, "steps": total, "time_unit": "us"},
+        "traceEvents": events,
+    }
+
+
+def link_tracks(frames: Frames) -> list[int]:
+    """The track of each link's first engine."""
+    return list(accumulate(frames.controller.route.engines, initial=LINK_TRACK))[:-1]
+
+
+def _tracks(frames: Frames) -> Iterator[Event]:
+    names = {STEP_TRACK: "steps", COMPUTE_TRACK: "compute", CPU_TRACK: "CPU", HOST_TRACK: "host"}
+    engines = frames.controller.route.engines
+    for first, link, count in zip(link_tracks(frames), frames.link_names, engines, strict=True):
+        for engine in range(count):
+            names[first + engine] = f"link {link}" if count == 1 else f"link {link} engine {engine}"
+    for track, name in names.items():
+        yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "device 0"}}
+
+
+def _slice(track: int, name: str, start_ns: int, end_ns: int, **args: Any) -> Event:
+    return {"ph": "X", "pid": 1, "tid": track, "name": name, "ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3,
+            "args": args}  # fmt: skip
+
+
+def _steps(frames: Frames, steps: int) -> Iterator[Event]:
+    """A slice a step: whose tokens it made."""
+    record = frames.record
+    for step in frames.workload.steps[:steps]:
+        whose = f"sequence {step.sequences[0]}" if len(step.sequences) == 1 else f"{len(step.sequences)} sequences"
+        yield _slice(STEP_TRACK, f"{'decode' if step.decode else 'prefill'} {whose}", record.step_start_ns[step.index],
+                     record.step_end_ns[step.index], step=step.index, sequences=list(step.sequences), rows=step.rows,
+                     token=step.token)  # fmt: skip
+
+
+def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+    """Dense work, experts and tails, one after another around the idle intervals.
+
+    Fills ``starts``: (key, time of its lookup) -> when its computation begins.
+    """
+    if frames.computed is not None:
+        yield from _measured(frames, frames.computed, steps, starts)
+        return
+    record, workload, durations = frames.record, frames.workload, frames.durations
+    idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
+    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
+    rows = lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    tick = 0
+    for step in workload.steps[:steps]:
+        now, dense = record.step_start_ns[step.index], durations.dense_ns(step)
+        for site in step.sites:
+            start = _after_idle(idle, now)
+            now = start + dense[site]
+            yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
+            for row in _in_order(rows.get(tick, []), wait):
+                start = _after_idle(idle, now)
+                now = start + durations.expert_ns(row["key"] // units // sites, site, row["computed"])
+                starts[row["key"], row["gate_ns"]] = start
+                yield _slice(COMPUTE_TRACK, f"expert {row['key'] % units}", start, now, site=site,
+                             outcome=row["outcome"], precision=row["served"], tokens=row["computed"])  # fmt: skip
+            tick += 1
+        end = record.step_end_ns[step.index]
+        yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
+
+
+def _measured(frames: Frames, computed: Sequence[tuple[int, int, int]], steps: int,
+              starts: dict[tuple[int, int], int]) -> Iterator[Event]:  # fmt: skip
+    """The same from what was measured; dense work begins where the stream went on."""
+    record, geometry = frames.record, frames.controller.geometry
+    idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
+    rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    left, tick = iter(computed), 0
+    for step in frames.workload.steps[:steps]:
+        now = record.step_start_ns[step.index]
+        for site in step.sites:
+            _, _, end = next(left)
+            yield _slice(COMPUTE_TRACK, f"attention {site}", _after_idle(idle, now), end, step=step.index, site=site)
+            now, by_key = end, {row["key"]: row for row in rows.get(tick, [])}
+            for _ in range(sum(row["outcome"] not in ("skip", "cpu") for row in by_key.values())):
+                key, start, now = next(left)
+                starts[key, by_key[key]["gate_ns"]] = start
+                yield _slice(COMPUTE_TRACK, f"expert {geometry.expert_of(key)}", start, now, site=site,
+                             outcome=by_key[key]["outcome"], precision=by_key[key]["served"],
+                             tokens=by_key[key]["tokens"])  # fmt: skip
+            tick += 1
+        _, _, end = next(left)
+        yield _slice(COMPUTE_TRACK, "head", _after_idle(idle, now), end, step=step.index)
+
+
+def _after_idle(idle: Mapping[int, int], now: int) -> int:
+    """When the stream goes on that is free ``now``; intervals of idle time follow each other."""
+    while idle.get(now, now) > now:
+        now = idle[now]
+    return now
+
+
+def _in_order(rows: list[Event], wait: str) -> list[Event]:
+    """The needs of one gate that the device computed, in the order of their computation."""
+    served = [row for row in rows if row["outcome"] not in ("skip", "cpu") and row["computed"]]
+    return sorted(served, key=lambda row: row["ready_ns"]) if wait == "as_ready" else served
+
+
+def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
+    """Idle intervals, named for their largest part; what is the host's is on its track, too."""
+    record = frames.record
+    for index, (start, end) in enumerate(zip(record.idle_start_ns, record.idle_end_ns, strict=True)):
+        if start >= until_ns:
+            return
+        parts = {part: int(ns[index]) for part, ns in frames.stalls.items() if ns[index]}
+        if not parts:  # before the first arrival
+            continue
+        name, cause = max(parts, key=lambda part: parts[part]), record.idle_cause[index]
+        yield _slice(COMPUTE_TRACK, f"stall: {name}", start, end, transfer=cause if cause >= 0 else None,
+                     **{f"{part}_us": ns / 1e3 for part, ns in parts.items()})  # fmt: skip
+        if cause == HOST_TIME:
+            yield _slice(HOST_TRACK, "host", start, end)
+
+
+def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
+    """What the CPU computed: each need ends when its result is back."""
+    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
+    shown = lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
+    for row in shown.iter_rows(named=True):
+        variant = row["key"] // units
+        duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["computed"])
+        yield _slice(CPU_TRACK, f"expert {row['key'] % units}", row["ready_ns"] - duration, row["ready_ns"],
+                     site=row["site"], precision=row["served"], tokens=row["computed"])  # fmt: skip
+
+
+def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
+    """What every engine of every link served."""
+    geometry, services, tracks = frames.controller.geometry, frames.traffic.services, link_tracks(frames)
+    hops = {(row["number"], row["link"]): row for row in frames.transfers.iter_rows(named=True)
+            if row["start_ns"] < until_ns}  # fmt: skip
+    columns = (services.number, services.link, services.engine, services.start_ns, services.end_ns,
+               services.moved_bytes, services.written_bytes)  # fmt: skip
+    for number, link, engine, start, end, moved, written in zip(*(c.tolist() for c in columns), strict=True):
+        if start >= until_ns:
+            continue
+        row = hops[number, frames.link_names[link]]
+        is_dense = row["class"] == "dense"
+        what = f"site {geometry.site_of(row['key'])}" if is_dense else geometry.name_of(row["key"])
+        yield _slice(tracks[link] + engine, f"{row['class']} {what}", start, end, number=number, bytes=moved,
+                     **({"written_back": written} if written else {}), outcome=row["outcome"],
+                     queued_us=row["queued_ns"] / 1e3)  # fmt: skip
+
+
+def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+    """Need -> transfer, hop by hop -> computation, for a demand whose computation is shown."""
+    tracks = dict(zip(frames.link_names, link_tracks(frames), strict=True))
+    shown = frames.transfers.filter((pl.col("start_ns") < until_ns) & (pl.col("class") == "demand"))
+    for _, hops in groupby(shown.iter_rows(named=True), key=lambda row: row["number"]):
+        first, *_ = rows = list(hops)
+        start = starts.get((first["key"], first["queued_ns"]))
+        if start is None:
+            continue
+        arrow = {"pid": 1, "cat": "need", "name": "load", "id": first["number"]}
+        yield {**arrow, "ph": "s", "tid": COMPUTE_TRACK, "ts": first["queued_ns"] / 1e3}
+        for row in rows:
+            yield {**arrow, "ph": "t", "tid": tracks[row["link"]], "ts": row["start_ns"] / 1e3}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": COMPUTE_TRACK, "ts": start / 1e3}

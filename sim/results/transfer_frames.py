@@ -1,0 +1,170 @@
+"""What moved over the links of a run: a row a hop, bytes by class, and how busy each link was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sim.core.controller import Controller
+from sim.machine.costs import Durations
+from sim.values.record import Record
+from sim.values.types import PrefetchOutcome
+
+Ints = NDArray[np.int64]
+CLASSES = ("demand", "prefetch", "dense")
+TRAFFIC = (*CLASSES, "write_back", "activation")
+"""What bytes are counted by. No driver moves activations over a link that it models: they are 0."""
+OUTCOMES = [*(outcome.name.lower() for outcome in PrefetchOutcome), "loaded"]
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the links served, by service, in the order in which they began. Ends are at the run's end where it cut them.
+
+    ``moved_bytes`` of the transfer, ``written_bytes`` of its victims before (write-back).
+    """
+
+    number: Ints
+    link: Ints
+    engine: Ints
+    start_ns: Ints
+    end_ns: Ints
+    moved_bytes: Ints
+    written_bytes: Ints
+
+    def progress_ns(self, row: int, latency_ns: int, until_ns: int) -> Fraction:
+        """What was done of a service by then, in ns of a link of its own: engines past their latency share the link."""
+        start = int(self.start_ns[row])
+        of_link = (self.link == self.link[row]) & (self.end_ns > start)
+        begins, ends = self.start_ns[of_link] + latency_ns, self.end_ns[of_link]
+        drawn_from = min(until_ns, start + latency_ns)
+        changes = np.unique(np.concatenate([begins, ends, [drawn_from, until_ns]]))
+        changes = changes[(changes >= drawn_from) & (changes <= until_ns)]
+        progress = Fraction(drawn_from - start)
+        for since, until in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
+            progress += Fraction(until - since, int(((begins <= since) & (ends > since)).sum()))
+        return progress
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The transfers of one run. Times in ns since the run began, sizes in bytes; links by number and by name."""
+
+    controller: Controller
+    durations: Durations
+    record: Record
+    link_names: Sequence[str]
+
+    @cached_property
+    def _hops(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Transfer, link, place in the route and queueing call of every hop, by transfer, outermost first."""
+        issued = self.controller.issued
+        number = np.arange(len(issued))
+        link = np.fromiter((t.first_link for t in issued), np.int64, len(issued))
+        call = np.fromiter((t.call for t in issued), np.int64, len(issued))
+        later = [(n, at, place, queued) for n, t in enumerate(issued) if t.later_hops
+                 for place, (at, queued) in enumerate(t.later_hops, start=1)]  # fmt: skip
+        more = np.array(later, np.int64).reshape(-1, 4).T
+        columns = (np.concatenate([number, more[0]]), np.concatenate([link, more[1]]),
+                   np.concatenate([np.zeros(len(issued), np.int64), more[2]]),
+                   np.concatenate([call, more[3]]))  # fmt: skip
+        order = np.lexsort((columns[2], columns[0]))
+        return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row a hop of an issued transfer. What the run's end cut has moved its share of bytes, rounded down."""
+        issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
+        number, link, place, call = self._hops
+        links = len(self.link_names)
+        row_of = np.full(len(issued) * links, -1, np.int64)
+        row_of[number * links + link] = np.arange(len(number))
+        served = row_of[services.number * links + services.link]
+        start, end, moved = np.full(len(number), makespan), np.full(len(number), -1), np.zeros(len(number), np.int64)
+        np.minimum.at(start, served, services.start_ns)
+        np.maximum.at(end, served, services.end_ns)
+        np.add.at(moved, served, services.moved_bytes)
+        kind = np.array([2 if t.dense else int(t.prefetch) for t in issued], np.int64)[number]
+        outcome = np.array([t.outcome for t in issued], np.int64)[number]
+        victim = pl.Series([t.victims[0] if t.victims else None for t in issued], dtype=pl.Int64).gather(number)
+        return pl.DataFrame({
+            "number": number,
+            "link": labels(link, list(self.link_names)),
+            "hop": place,
+            "key": np.array([t.key for t in issued], np.int64)[number],
+            "class": labels(kind, list(CLASSES)),
+            "moved_bytes": moved,
+            "queued_ns": np.array(self.record.call_ns, np.int64)[call - 1],
+            "start_ns": start,
+            "end_ns": np.where(end < 0, makespan, end),
+            "victim": pl.select(pl.when(pl.Series(link == 0)).then(victim)).to_series(),
+            "outcome": labels(np.where(kind == 1, outcome, len(OUTCOMES) - 1), OUTCOMES),
+        })  # fmt: skip
+
+    @cached_property
+    def services(self) -> Services:
+        """What each link served, in the order in which it began."""
+        record, issued, key_bytes = self.record, self.controller.issued, self.controller.slots.key_bytes
+        number, link, engine, start = (
+            np.array(column, np.int64)
+            for column in (record.service_number, record.service_link, record.service_engine, record.service_start_ns)
+        )
+        recorded_end = np.array(record.service_end_ns, np.int64)
+        end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
+        moved, written = np.array(record.service_bytes, np.int64), np.zeros(len(number), np.int64)
+        if self.controller.loader.write_back:
+            for row in np.flatnonzero(link == 0).tolist():
+                written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)
+        services = Services(number, link, engine, start, end, moved, written)
+        for row in np.flatnonzero(recorded_end < 0).tolist():
+            share = self._share(services, row)
+            moved[row], written[row] = int(int(moved[row]) * share), int(int(written[row]) * share)
+        return services
+
+    def _share(self, services: Services, row: int) -> Fraction:
+        """The part of a service that was done when the run's end cut it."""
+        link, hop_ns = int(services.link[row]), self.durations.hop_ns
+        total = hop_ns(link, self.record.service_bytes[row])
+        if link == 0:
+            key_bytes = self.controller.slots.key_bytes
+            victims = self.controller.issued[services.number[row]].write_back
+            total += sum(hop_ns(0, key_bytes[victim]) for victim in victims)
+        left_ns = self.record.service_left_ns.get(row)
+        if left_ns is not None:
+            return Fraction(max(0, total - left_ns), max(total, 1))
+        done = services.progress_ns(row, self.durations.latency_ns(link), self.record.makespan_ns)
+        return min(Fraction(1), done / max(total, 1))
+
+    # ---- sums
+
+    def bytes_by_link(self) -> dict[str, dict[str, int]]:
+        """Bytes moved over each link, by class of transfer; written back over link 0; of activations."""
+        sums = self.table.group_by("link", "class").agg(pl.col("moved_bytes").sum())
+        moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
+        found = {name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names}
+        found[self.link_names[0]]["write_back"] = int(self.services.written_bytes.sum())
+        return found
+
+    def busy_ns(self) -> dict[str, int]:
+        """How long each link served anything, by name."""
+        busy = {}
+        for link, name in enumerate(self.link_names):
+            mine = self.services.link == link
+            start, end = self.services.start_ns[mine], self.services.end_ns[mine]
+            # Rows are in the order in which services began: what has been served so far ends at the running maximum.
+            until = np.maximum.accumulate(end)
+            before = np.concatenate([[0], until[:-1]])
+            busy[name] = int(np.maximum(0, until - np.maximum(start, before)).sum())
+        return busy
+
+
+def labels(codes: object, names: list[str] | list[str | None]) -> pl.Series:
+    """Codes as strings, made without a Python string a row."""
+    index = pl.Series(np.asarray(codes, np.uint32))
+    return pl.Series(names, dtype=pl.String).gather(index)

@@ -1,0 +1,61 @@
+"""The two parts of a configuration that choose data: a trace, and how its sequences become a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sim.values.units import require_number
+from sim.workload.batching import given_arrivals
+from sim.workload.lengths import Lengths
+
+
+@dataclass(frozen=True)
+class TraceChoice:
+    """Which trace, and which of its sequences: a split, without those that carry a flag, at most so many."""
+
+    path: str
+    split: str
+    exclude: Sequence[str]
+    max_sequences: int | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise ValueError(f"trace.path={self.path!r} must be the directory of a trace")
+        if isinstance(self.exclude, str) or not all(isinstance(flag, str) for flag in self.exclude):
+            raise ValueError(f"trace.exclude={self.exclude!r} must be a list of flags, such as [has_repetition]")
+        if self.max_sequences is not None:
+            require_number("trace.max_sequences", self.max_sequences, minimum=1, whole=True)
+
+
+@dataclass(frozen=True)
+class WorkloadChoice:
+    """How sequences become steps, how long they are, when they arrive, and which lookahead scores are used
+    (`sim.workload.steps.Workload`, `sim.workload.lengths.Lengths`). ``source``: where its figures come from, "" where nowhere.
+    """
+
+    batching: str
+    lookahead_norm: str
+    together: int = 1
+    prefill_chunk: int | None = None
+    prompt_tokens: int | None = None
+    decode_tokens: int | None = None
+    short_sequences: str = "refuse"
+    arrivals_per_s: float | None = None
+    arrivals_s: Sequence[float] | str | None = None
+    arrival_seed: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        # Read and checked before the trace is.
+        _ = self.arrivals_ns
+
+    @cached_property
+    def arrivals_ns(self) -> tuple[int, ...] | None:
+        """The arrivals that ``arrivals_s`` gives, in ns; None where it gives none."""
+        return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)

@@ -1,0 +1,70 @@
+"""Configurations from Python, as the command line composes them: for notebooks, studies and demos.
+
+>>> cfg, system = configure("system=lru", "cache=lfu", "budget.resident_share=0.25")
+>>> system, cfg.budget.resident_share
+('lru cache=lfu', 0.25)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from omegaconf import DictConfig
+
+from sim.values.places import CONF
+
+MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
+SURROUNDINGS = ("hardware", "model", "trace", "workload")
+
+
+def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]:
+    """The configuration of ``python -m sim`` with these overrides, and the run's name, for ``sim.setup.build.build``.
+
+    ``config``: which file of ``conf/`` it starts from.
+
+    Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are raised for what the
+    configuration does not have.
+    """
+    # Hydra takes longer to load than a short run, and not every user of this module composes.
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    # A composition inside a running hydra application must leave that one's state as it is.
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            whole = compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().hydra = running
+    chosen = whole.hydra.runtime.choices.get("system")
+    cfg = DictConfig({name: value for name, value in whole.items() if name != "hydra"})
+    return cfg, system_name(chosen, overrides)
+
+
+def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
+    """The system, and whatever of its mechanisms was swapped: ``hobbit precision=fp16``."""
+    return " ".join([str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)])
+
+
+def changes(overrides: Iterable[str]) -> list[str]:
+    """Of the overrides those of the system's surroundings: machine, model, trace, workload. The last of several counts.
+
+    >>> changes(["system=lru", "trace.max_sequences=8", "model=tiny_mixtral", "trace.max_sequences=4"])
+    ['model=tiny_mixtral', 'trace.max_sequences=4']
+    """
+    last: dict[str, str] = {}
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        last.pop(key, None)
+        last[key] = word
+    return [word for word in last.values() if group_of(word) in SURROUNDINGS]
+
+
+def group_of(override: str) -> str:
+    """The configuration group, or the section, that an override changes.
+
+    >>> group_of("loader.chunk_bytes=1048576"), group_of("+experiment=more_memory")
+    ('loader', 'experiment')
+    """
+    return override.lstrip("+~").split("=")[0].split("@")[0].split(".")[0]

@@ -1,0 +1,181 @@
+"""What a configuration is refused for before anything is built: settings, and parts that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sim.policies.belady import Foreseeing
+from sim.policies.precisions import PerExpert
+from sim.traces.trace import Trace
+from sim.values.units import require_number
+from sim.workload.batching import NO_ARRIVALS
+from sim.workload.steps import Workload
+
+BUDGET = ("resident_share", "slots_gib")
+SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
+OUTPUTS = ("all", "summary")
+MISSING = "???"
+"""What a file of ``conf/`` leaves to be set."""
+PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
+         "payload", "loader")  # fmt: skip
+
+
+def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values, resolved. Raise ValueError for what is not set, unknown, or no section."""
+    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
+    if _lacks_values(config):
+        missing = [key for key, value in _leaves(config) if value == MISSING]
+        raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
+    if config["outputs"] not in OUTPUTS:
+        raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
+    if config["timeline_steps"] is not None:
+        require_number("timeline_steps", config["timeline_steps"], minimum=1, whole=True)
+    require_number("seed", config["seed"], whole=True)
+    known = {*PARTS, *SETTINGS}
+    if unknown := [name for name in config if name not in known]:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    if unknown := [f"budget.{name}" for name in config["budget"] or () if name not in BUDGET]:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}")
+    for name in (*PARTS, "budget"):
+        if not isinstance(config.get(name), dict):
+            raise ValueError(
+                f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
+            )
+    return config
+
+
+def _lacks_values(node: Any) -> bool:
+    if isinstance(node, dict):
+        return any(map(_lacks_values, node.values()))
+    return any(map(_lacks_values, node)) if isinstance(node, list) else node == MISSING
+
+
+def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested sections and lists with its dotted key."""
+    if not isinstance(node, dict | list):
+        yield place, node
+        return
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
+        yield from _leaves(value, f"{place}.{name}" if place else str(name))
+
+
+def _check_unpacking(part: Mapping[str, Any]) -> None:
+    """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
+    loader = part["loader"]
+    if any(link.unpack is not None for link in part["hardware"].links) and (loader.chunk_bytes or loader.dense_slots):
+        raise ValueError(
+            f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go with "
+            f"hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null, dense_slots=0 or unpack=null"
+        )
+
+
+def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
+    """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
+    header = workload.trace.header
+    lacks = header.lacks
+    told = f"trace {header.name} ({header.provenance.get('format')}) does not tell"
+    if precision is None and lacks & {"weights", "rows"}:
+        what = "gate weights" if "weights" in lacks else "which token of a batch chose which expert"
+        raise ValueError(
+            f"{told} {what}, which precision weighs experts by; choose precision=fp16 or another fixed one"
+        )
+    if workload.batching != "recorded" and lacks & {"rows", "sequences"}:
+        what = "which sequence a token belongs to" if "sequences" in lacks else "which token chose which expert"
+        raise ValueError(
+            f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
+            f"workload=recorded, its own steps"
+        )
+    if header.prefill == "counts":
+        _check_counts(header.name, config, precision, workload)
+    if "rows" in lacks and config["cache"].get("recency") == "rows":
+        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
+    if "weights" in lacks and not header.stands_in_order and config["cache"].get("recency") == "rows":
+        raise ValueError(
+            f"{told} the rank of a token's experts, which cache.recency=rows goes by; choose cache.recency=needs, or "
+            f"import it again with order=rank if its experts stand in that order"
+        )
+
+
+def _check_counts(name: str, config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
+    """Raise ValueError where a part would need single rows of prompts of which the trace keeps counts."""
+    told = f"trace {name} keeps prompts as counts of tokens, not"
+    if precision is None:
+        raise ValueError(
+            f"{told} each token's weights, which precision goes by; choose precision=fp16 or another fixed one, or "
+            f"capture with prefill=rows"
+        )
+    if workload.prefill_chunk is not None:
+        raise ValueError(f"{told} which token chose which expert; set workload.prefill_chunk=null")
+    if config["cache"].get("recency") == "rows":
+        raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
+
+
+def check_parts(part: Mapping[str, Any], workload: Workload) -> None:
+    """Raise ValueError for parts that do not go together."""
+    _check_caches(part, workload)
+    hardware = part["hardware"]
+    if part["placement"].uses_cpu and hardware.cpu is None:
+        raise ValueError(
+            f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
+            f"placement=load, or a machine whose file has one"
+        )
+    kept = [link.name for link in hardware.links if link.page_cache is not None]
+    if kept and part["loader"].chunk_bytes is not None:
+        raise ValueError(
+            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with hardware.links.{kept[0]}.page_cache: "
+            f"what is kept of a read that was cut is not modelled; set one of them to null"
+        )
+    _check_unpacking(part)
+    encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
+    if encoders[0] != encoders[1]:
+        raise ValueError(
+            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace "
+            f"{workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set model.encoder_sites"
+        )
+    if part["loader"].dense_slots and workload.trace.header.encoder_sites:
+        raise ValueError(
+            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
+            f"streamed; set loader.dense_slots=0"
+        )
+    payload, trace = part["payload"], workload.trace
+    if payload.needs_shares and trace.active_shares is None:
+        raise ValueError(
+            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
+            f"capture it with them, or choose payload.shares=nominal"
+        )
+    if getattr(part["precision"], "needs_preferences", False):
+        _check_preferences(trace)
+    if isinstance(part["precision"], PerExpert):
+        part["precision"].check_shape(part["model"].sites, part["model"].experts)
+
+
+def _check_preferences(trace: Trace) -> None:
+    """Raise ValueError unless a trace tells what its routers prefer."""
+    without = [site.site for site in trace.header.sites if site.rule is None]
+    if trace.logits is None or without:
+        what = "no logits" if trace.logits is None else f"no routing rule of sites {without}"
+        raise ValueError(
+            f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in memory; capture it "
+            f"with logits, or choose another precision (precision=fp16 placement=skip_absent leaves absent ones out)"
+        )
+
+
+def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:
+    for name in ("cache", "ram_cache"):
+        shares = getattr(part[name], "shares", ())
+        if shares and abs(sum(shares) - 1) > 1e-9:
+            raise ValueError(f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make it 1")
+    if isinstance(part["cache"], Foreseeing):
+        if part["precision"].constant is None:
+            raise ValueError(
+                "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
+            )
+        if workload.is_timed:
+            raise ValueError(f"cache=belady knows the future only where steps do not depend on time; {NO_ARRIVALS}")
+    if isinstance(part["ram_cache"], Foreseeing):
+        raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")

@@ -1,0 +1,89 @@
+"""Runs made inside a larger question: composed from words, built on traces that are read once, measured in short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sim.results.run import Run
+from sim.setup.build import build, load_trace, trace_directory
+from sim.setup.configure import changes, configure
+from sim.setup.execute import execute
+from sim.study.cells import cell_key
+from sim.traces.header import parse_header, trace_sha256
+from sim.traces.trace import Trace
+
+TABLES = ("tokens", "sequences")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run's summary and configuration, and its tables of tokens and sequences. Small enough to send around."""
+
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    tokens: pl.DataFrame
+    sequences: pl.DataFrame
+
+
+def prepared(words: Sequence[str]) -> Run:
+    """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra refuses."""
+    cfg, system = _composed(words)
+    return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
+
+
+def _composed(words: Sequence[str]) -> tuple[DictConfig, str]:
+    try:
+        return configure("outputs=summary", *words)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error).strip()) from None
+
+
+def trial(words: Sequence[str]) -> Trial:
+    """Simulate the run of these overrides."""
+    run = prepared(words)
+    result = execute(run)
+    return Trial(result.summary, run.config, result.frames.tokens, result.frames.sequences)
+
+
+def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
+    """``trial``, or what is kept of it in ``directory`` by the digest of all that its numbers depend on (None: no such
+    place). A file that is no whole trial is written anew.
+    """
+    if directory is None:
+        return trial(words)
+    path = directory / _key(words)
+    try:
+        # It is written last: where it is whole, all is.
+        told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return Trial(told["summary"], told["config"], *(pl.read_parquet(f"{path}.{name}.parquet") for name in TABLES))
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
+        found = trial(words)
+    for name in TABLES:
+        getattr(found, name).write_parquet(f"{path}.{name}.parquet")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"summary": found.summary, "config": found.config}), encoding="utf-8")
+    part.replace(path.with_suffix(".json"))
+    return found
+
+
+def _key(words: Sequence[str]) -> str:
+    cfg, system = _composed(words)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    header = (trace_directory(str(cfg.trace.path)) / "header.json").read_bytes()
+    return cell_key(config, system, trace_sha256(parse_header(header)))
+
+
+@lru_cache(maxsize=2)
+def _trace(path: str) -> Trace:
+    """A trace with all that any part may need of it."""
+    return load_trace(path, lookahead_sites=1, active_shares=True, logits=True)

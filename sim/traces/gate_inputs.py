@@ -1,0 +1,122 @@
+"""The gate inputs that a trace keeps of some of its sequences (``hidden/sequence_NNN.safetensors``).
+
+Read without the safetensors package, which the simulator does not need: a header of JSON, then plain arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import IntArray
+from sim.traces.rows import Trace
+from sim.values.fields import TraceError, load_object
+
+FOLDER = "hidden"
+DTYPES = {"I8": np.int8, "U8": np.uint8, "I32": np.int32, "F16": np.float16, "F32": np.float32}
+LARGEST_HEADER_BYTES = 1 << 20
+LARGEST_FILE_BYTES = 1 << 32
+
+
+@dataclass(frozen=True, eq=False)
+class GateInputs:
+    """``values`` [M, S, H] of the rows that were kept; ``place`` [N], where in them each row of the trace is, or -1."""
+
+    values: NDArray[np.float32]
+    place: NDArray[np.int64]
+
+    def of(self, rows: IntArray, site: int) -> NDArray[np.float32] | None:
+        """[R, H]; None where a row was not kept, or does not visit the site."""
+        place = self.place[rows]
+        if (place < 0).any():
+            return None
+        found = self.values[place, site]
+        return found if np.isfinite(found).all() else None
+
+
+def read_gate_inputs(directory: Path, trace: Trace, sequences: tuple[int, ...]) -> GateInputs:
+    """The gate inputs of these sequences of the trace in ``directory``.
+
+    Raise `TraceError` where one was not kept, or a file is not what the header of the trace says.
+    """
+    lacking = [number for number in sequences if hidden_path(number) not in trace.header.files]
+    if lacking:
+        kept = [s.sequence for s in trace.header.sequences if hidden_path(s.sequence) in trace.header.files]
+        raise TraceError(
+            FOLDER, "sequences", lacking[:8], f"have no gate inputs (kept: {kept})",
+            "capture with hidden_sequences=all, run fewer sequences (trace.max_sequences), or choose another predictor",
+        )  # fmt: skip
+    model = trace.header.model
+    place = np.full(len(trace.sequence), -1, np.int64)
+    parts, start = [], 0
+    for number in sequences:
+        values, position = _sequence_inputs(directory / hidden_path(number), model.sites, model.hidden)
+        rows = np.flatnonzero((trace.sequence == number) & trace.valid)
+        row_at = dict(zip(trace.position[rows].tolist(), rows.tolist(), strict=True))
+        if len(set(position.tolist())) < len(position) or not row_at.keys() >= set(position.tolist()):
+            raise TraceError(
+                hidden_path(number), "position", len(position), f"must be of its {len(rows)} rows, each once"
+            )
+        place[[row_at[at] for at in position.tolist()]] = start + np.arange(len(position))
+        parts.append(values)
+        start += len(values)
+    return GateInputs(np.concatenate(parts), place)
+
+
+def hidden_path(sequence: int) -> str:
+    """Where in a trace the gate inputs of a sequence lie."""
+    return f"{FOLDER}/sequence_{sequence:03d}.safetensors"
+
+
+def _sequence_inputs(path: Path, sites: int, hidden: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Gate inputs [T, S, H] and positions [T]."""
+    tensors = read_tensors(path, ("gate_in", "scale", "position"))
+    position, values = tensors.get("position"), tensors.get("gate_in")
+    if position is None or values is None or position.ndim != 1 or values.shape != (len(position), sites, hidden):
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        raise TraceError(path.name, "tensors", str(shapes), f"must be position [T] and gate_in [T, {sites}, {hidden}]")
+    inputs = values.astype(np.float32)
+    if "scale" in tensors:
+        if tensors["scale"].shape != values.shape[:2]:
+            raise TraceError(path.name, "scale", list(tensors["scale"].shape), f"must be {list(values.shape[:2])}")
+        inputs *= tensors["scale"][..., None]
+    return inputs, position
+
+
+def read_tensors(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """The tensors of these names that a safetensors file has. Raise `TraceError` for one that is not as it claims."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size > LARGEST_FILE_BYTES or length > min(LARGEST_HEADER_BYTES, size - 8):
+                rule = f"must be at most {LARGEST_FILE_BYTES} bytes with a header of at most {LARGEST_HEADER_BYTES}"
+                raise TraceError(path.name, "size", size, rule)
+            header = load_object(stream.read(length))
+            if not isinstance(header, dict):
+                raise TraceError(path.name, "header", header, "must be a JSON object")
+            return {name: _tensor(path, name, header[name], 8 + length, size) for name in names if name in header}
+    except OSError as error:
+        raise TraceError(path.name, "file", str(path), f"cannot be read ({error})") from None
+
+
+def _tensor(path: Path, name: str, entry: object, start: int, size: int) -> NDArray[Any]:
+    facts: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    shape, span = facts.get("shape"), facts.get("data_offsets")
+    dtype = DTYPES.get(str(facts.get("dtype")))
+    whole = all(
+        isinstance(numbers, list) and all(type(n) is int and 0 <= n <= size for n in numbers)
+        for numbers in (shape, span)
+    )
+    if dtype is None or not isinstance(shape, list) or not isinstance(span, list) or not whole or len(span) != 2:
+        raise TraceError(path.name, name, entry, f"must have a dtype of {sorted(DTYPES)}, a shape and offsets")
+    count = math.prod(shape)
+    if span[1] - span[0] != count * np.dtype(dtype).itemsize or start + span[1] > size:
+        raise TraceError(path.name, name, span, f"must span {count} values inside the file")
+    return np.fromfile(path, dtype, count, offset=start + span[0]).reshape(shape)

@@ -1,0 +1,189 @@
+"""Plausible router load from a few numbers, for benchmarks and tests, as a synthetic trace.
+
+The logit of an expert is a popularity that never changes plus a state that persists from token to token (an AR(1)
+process whose innovations are Gumbel distributed, so that without persistence the first choice is drawn in proportion
+to ``exp(popularity)``). Sequences are independent of each other, sites too.
+
+This is a generator of plausible load, not of calibrated statistics: no number of it was fitted to a real model, and it
+knows no layers that depend on each other, no prompts with a topic and no routers balanced by a loss. What is found on
+it says how a program behaves under such load, not how a policy fares on a model: capture a trace for that, or
+synthesise one that is fitted to what is published of a model (`capture.synthesize`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.traces.header import Header, Lookahead, ModelShape, Site, TraceSequence
+from sim.traces.routing import RoutingRule
+from sim.traces.trace import DECODE, PREFILL, Trace
+from sim.values.units import require_number
+
+Float32s = NDArray[np.float32]
+
+RULE = RoutingRule(score="softmax", weight="norm")
+SCORE_STEP = 1 / 64
+"""Logits and lookahead scores are multiples of this, in memory too, so that a trace survives writing unchanged."""
+UNDATED = "1970-01-01T00:00:00+00:00"
+MOST_SKEW = 8.0
+
+PRESETS: Mapping[str, ModelShape] = {
+    "mixtral_8x7b": ModelShape("synthetic_mixtral_8x7b", "none", 32, 8, 2, 4096, 14336),
+    "qwen15_moe": ModelShape("synthetic_qwen15_moe", "none", 24, 60, 4, 2048, 1408),
+    "qwen3_30b": ModelShape("synthetic_qwen3_30b", "none", 48, 128, 8, 2048, 768),
+}
+"""Shapes of known models. Only the shape is theirs: the load is synthetic, and the names say so."""
+
+
+def synthesize(shape: ModelShape, *, tokens: int, sequences: int = 1, prompt_tokens: int = 0, seed: int = 0,
+               persistence: float = 0.6, skew: float = 0.6, lookahead: int = 1, lookahead_accuracy: float = 0.9,
+               created: str = UNDATED) -> Trace:  # fmt: skip
+    """A trace of ``sequences`` requests, one after another: the same arguments give the same arrays.
+
+    Each request has ``tokens`` decode tokens, a step each, after ``prompt_tokens`` in one prefill step. Even sequences
+    are for evaluation, odd ones for fitting.
+
+    ``persistence`` (0 to below 1) is the correlation of a state with that of the token before. ``skew`` is the Zipf
+    exponent of popularity; the ranks are shuffled at each site. ``lookahead`` sites ahead are forecast: a score is the
+    popularity plus a state that correlates with the true one by ``lookahead_accuracy ** distance``, so that a forecast
+    is as spread as the truth, exact at 1, and no better than popularity at 0.
+
+    Raise ValueError for a value out of its range.
+    """
+    given = {
+        "tokens": tokens, "sequences": sequences, "prompt_tokens": prompt_tokens, "seed": seed,
+        "persistence": persistence, "skew": skew, "lookahead": lookahead, "lookahead_accuracy": lookahead_accuracy,
+    }  # fmt: skip
+    _check(shape, given)
+    rng = np.random.default_rng(seed)
+    popularity = _popularity(rng, shape, skew)
+    state = _state(rng, shape, sequences, prompt_tokens + tokens, persistence)
+    logits = rounded(popularity + state)
+    ids, weights = _route(logits, shape.top_k)
+    return Trace(
+        header=_header(shape, given, created),
+        **sequence_rows(sequences, prompt_tokens, tokens),
+        ids=ids, weights=weights, logits=logits,
+        lookahead={"raw": _lookahead(rng, popularity, state, lookahead, lookahead_accuracy)} if lookahead else {},
+    )  # fmt: skip
+
+
+def _check(shape: ModelShape, given: Mapping[str, float]) -> None:
+    for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate"):
+        require_number(name, getattr(shape, name), minimum=1, whole=True)
+    if shape.top_k > shape.experts:
+        raise ValueError(f"top_k={shape.top_k} must be at most experts={shape.experts}")
+    for name in ("tokens", "sequences"):
+        require_number(name, given[name], minimum=1, whole=True)
+    for name in ("prompt_tokens", "seed", "lookahead"):
+        require_number(name, given[name], whole=True)
+    for name in ("persistence", "skew", "lookahead_accuracy"):
+        require_number(name, given[name])
+    if given["persistence"] >= 1:
+        raise ValueError(f"persistence={given['persistence']} must be below 1: at 1 no token differs from the first")
+    if given["skew"] > MOST_SKEW:
+        raise ValueError(f"skew={given['skew']} must be at most {MOST_SKEW:g}")
+    if given["lookahead_accuracy"] > 1:
+        raise ValueError(f"lookahead_accuracy={given['lookahead_accuracy']} must be at most 1: it is a correlation")
+    if given["lookahead"] >= shape.sites:
+        raise ValueError(
+            f"lookahead={given['lookahead']} must be below sites={shape.sites}: no site lies further ahead"
+        )
+
+
+def _popularity(rng: np.random.Generator, shape: ModelShape, skew: float) -> Float32s:
+    """Log of a Zipf law over the experts [S, E], its ranks shuffled site by site."""
+    ranks = np.tile(np.arange(1, shape.experts + 1, dtype=np.float64), (shape.sites, 1))
+    return np.asarray(-skew * np.log(rng.permuted(ranks, axis=1)), dtype=np.float32)
+
+
+def _state(rng: np.random.Generator, shape: ModelShape, sequences: int, length: int, persistence: float) -> Float32s:
+    """The persistent part of the logits, [N, S, E], sequence by sequence; its variance is the same at every token."""
+    state = _gumbel(rng, (length, sequences, shape.sites, shape.experts))
+    fresh = np.float32(math.sqrt(1 - persistence**2))
+    for token in range(1, length):
+        state[token] *= fresh
+        state[token] += np.float32(persistence) * state[token - 1]
+    return np.ascontiguousarray(state.swapaxes(0, 1)).reshape(-1, shape.sites, shape.experts)
+
+
+def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32s:
+    """Standard Gumbel noise moved to mean 0: sums of it then keep their mean whatever their factors."""
+    return np.asarray(rng.gumbel(-np.euler_gamma, 1.0, shape), dtype=np.float32)
+
+
+def rounded(scores: Float32s) -> Float32s:
+    """Scores as multiples of `SCORE_STEP`."""
+    return np.asarray(np.rint(scores / np.float32(SCORE_STEP)) * np.float32(SCORE_STEP), dtype=np.float32)
+
+
+def _route(logits: Float32s, top_k: int) -> tuple[NDArray[np.int16], Float32s]:
+    """Site by site: a rule works in float64, which for a whole trace would be its largest array."""
+    num_rows, num_sites, _ = logits.shape
+    ids = np.empty((num_rows, num_sites, top_k), np.int16)
+    weights = np.empty(ids.shape, np.float32)
+    for site in range(num_sites):
+        ids[:, site], weights[:, site] = RULE.route(logits[:, site], top_k)
+    return ids, weights
+
+
+def _lookahead(
+    rng: np.random.Generator, popularity: Float32s, state: Float32s, depth: int, accuracy: float
+) -> Float32s:
+    """Scores [N, S, J, E] of the sites 1..J ahead; NaN past the last site."""
+    num_rows, num_sites, num_experts = state.shape
+    scores = np.full((num_rows, num_sites, depth, num_experts), np.nan, np.float32)
+    for distance in range(1, depth + 1):
+        true, correlation = state[:, distance:], accuracy**distance
+        noise = _gumbel(rng, true.shape) * np.float32(math.sqrt(1 - correlation**2))
+        scores[:, :-distance, distance - 1] = rounded(popularity[distance:] + (np.float32(correlation) * true + noise))
+    return scores
+
+
+def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    """The columns of the token-rows: of each sequence a prefill step, if it has a prompt, then a step a token."""
+    length = prompt_tokens + tokens
+    steps_each = tokens + (prompt_tokens > 0)
+    position = np.arange(length, dtype=np.int32)
+    step = np.maximum(position - max(prompt_tokens - 1, 0), 0)
+    first_steps = np.arange(sequences, dtype=np.int32) * steps_each
+    return {
+        "step": (first_steps[:, None] + step).reshape(-1).astype(np.int32),
+        "phase": np.tile(np.where(position < prompt_tokens, PREFILL, DECODE).astype(np.uint8), sequences),
+        "sequence": np.repeat(np.arange(sequences, dtype=np.int32), length),
+        "position": np.tile(position, sequences),
+        "token": np.full(sequences * length, -1, np.int32),
+        "valid": np.ones(sequences * length, np.bool_),
+    }
+
+
+def _header(shape: ModelShape, given: Mapping[str, float], created: str) -> Header:
+    tokens, prompt_tokens, lookahead = int(given["tokens"]), int(given["prompt_tokens"]), int(given["lookahead"])
+    return Header(
+        name=shape.name,
+        created=created,
+        source="synthetic",
+        model=shape,
+        dtype="float32",
+        experts_implementation="none",
+        sites=tuple(Site(site, f"site.{site}", site, "ffn", RULE) for site in range(shape.sites)),
+        sequences=tuple(
+            TraceSequence(number, "fit" if number % 2 else "eval", "synthetic", prompt_tokens, tokens)
+            for number in range(int(given["sequences"]))
+        ),
+        licence="CC0-1.0",
+        lookahead=Lookahead("gate_in", ("raw",), lookahead, SCORE_STEP) if lookahead else None,
+        steps={"logits": SCORE_STEP},
+        versions={"numpy": np.__version__},
+        provenance={
+            "generator": "sim.traces.synthesis: fixed Zipf popularity + AR(1) state with Gumbel innovations, per expert",
+            "calibrated": False,
+            "split": "even sequences eval, odd sequences fit",
+            **given,
+        },
+    )

@@ -1,0 +1,259 @@
+"""What token-rows chose, what was forecast for them, and the unions of rows, in need order (docs/design.md section 2).
+
+Everything that can be computed for all rows at once in numpy is computed once; a step's lists of Python ints are made
+when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import FloatArray, IntArray
+from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
+from sim.traces.routing import shares_above
+from sim.traces.trace import DECODE, Trace
+
+Rows = slice | NDArray[np.int64]
+"""Which rows of a `Choices`: a run of them, or their numbers."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Columns over needs: gate, expert, rows that chose it, sum of their weights, smallest score."""
+
+    tick: IntArray
+    expert: IntArray
+    tokens: IntArray
+    weight: FloatArray
+    score: FloatArray
+
+
+class Union:
+    """The needs of S sites by one row or several: a list for each site, in need order."""
+
+    def __init__(self, needs: Needs, sites: int, units: int, ahead: int = 0) -> None:
+        """``needs.tick`` is the site; the experts are those of the site ``ahead`` of it, with ``units`` keys a site."""
+        self._needs, self._units, self._ahead = needs, units, ahead
+        self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
+
+    @cached_property
+    def needs(self) -> list[list[int]]:
+        expert: list[int] = self._needs.expert.tolist()
+        return [expert[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def keys(self) -> list[list[int]]:
+        """The same as keys of precision 0."""
+        key: list[int] = (self._needs.expert + (self._needs.tick + self._ahead) * self._units).tolist()
+        return [key[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def tokens(self) -> list[list[int]]:
+        tokens: list[int] = self._needs.tokens.tolist()
+        return [tokens[start:stop] for start, stop in pairwise(self._cuts)]
+
+    @cached_property
+    def scores(self) -> list[list[float]]:
+        score: list[float] = self._needs.score.tolist()
+        return [score[start:stop] for start, stop in pairwise(self._cuts)]
+
+
+class Choices:
+    """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts ``depth`` sites
+    ahead from the lookahead scores of ``norm``. Prompts of the sequences ``whole`` are read whole: of what the trace
+    keeps of their forecasts together their rows are dealt.
+    """
+
+    def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str, whole: Collection[int] = ()) -> None:
+        self.trace, self.row, self.depth, self.norm, self.whole = trace, row, depth, norm, frozenset(whole)
+        self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+        self.units = self.experts + 1
+        encoder = trace.header.encoder_sites
+        self.reach = tuple(min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites))
+        """By site, how far its forecasts go: they end with its stack."""
+
+    @cached_property
+    def chosen(self) -> tuple[IntArray, FloatArray]:
+        """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1 with weight 0)."""
+        ids = self.trace.ids[self.row]
+        weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
+        order = need_order(ids, weights, self.trace.header.stands_in_order)
+        return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+
+    @cached_property
+    def scores(self) -> FloatArray:
+        """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
+        return shares_above(self.chosen[1])
+
+    @cached_property
+    def forecasts(self) -> tuple[IntArray, FloatArray]:
+        """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        return self._forecast[0], self._forecast[1]
+
+    @cached_property
+    def forecast_scores(self) -> FloatArray:
+        """Eq. 2 score of ``forecasts``, [N, S, J, K]."""
+        return self._forecast[2]
+
+    @cached_property
+    def _forecast(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        experts, weights = self._selected()
+        scores = shares_above(weights)
+        for places, rows in self._dealt_prompts():
+            order = need_order(rows.experts, rows.weights)
+            for column, values in ((experts, rows.experts), (weights, rows.weights), (scores, rows.scores)):
+                column[places] = np.take_along_axis(values, order, -1)
+        return experts, weights, scores
+
+    def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
+        """Where the rows of prompts stand here, and what they are dealt."""
+        frame, trace = self.trace.prompt_forecasts.get(self.norm), self.trace
+        if frame is None or not self.whole:
+            return
+        prompt = trace.valid[self.row] & (trace.phase[self.row] != DECODE)
+        rows = prompt_rows(trace.step[self.row], trace.sequence[self.row], np.flatnonzero(prompt))
+        for pair, dealt in deal(frame, self.sites, self.depth, self.top_k).items():
+            places = rows.get(pair)
+            if pair[1] in self.whole and places is not None and len(places) == len(dealt.experts):
+                yield places, dealt
+
+    def _selected(self) -> tuple[IntArray, FloatArray]:
+        """What the rules select from the rows' own scores."""
+        lookahead, name = self.trace.lookahead[self.norm], self.trace.header.name
+        experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
+        weights = np.zeros(experts.shape, np.float32)
+        for site, reach in enumerate(self.reach):
+            for j in range(1, reach + 1):
+                rule = self.trace.header.sites[site + j].rule
+                if rule is None:
+                    raise ValueError(
+                        f"trace {name} has no routing rule for site {site + j}, so lookahead scores "
+                        f"cannot be turned into experts; choose predictor=none"
+                    )
+                scores = lookahead[self.row, site, j - 1]
+                known = np.flatnonzero(np.isfinite(scores).all(axis=1))
+                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(scores[known], self.top_k)
+        return experts, weights
+
+    def union(self, rows: Rows) -> Union:
+        """The needs of ``rows`` at every site."""
+        return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites, self.units)
+
+    def forecast_union(self, rows: Rows, j: int) -> Union:
+        """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by the site that
+        forecasts.
+        """
+        of_j = rows, slice(None), j - 1
+        experts, weights, scores = self.forecasts[0][of_j], self.forecasts[1][of_j], self.forecast_scores[of_j]
+        needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
+        return Union(needs, self.sites, self.units, j)
+
+    def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
+        """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site, below ``gates``.
+
+        Rows with the same gates are united.
+        """
+        experts, weights, scores = self.chosen[0][rows], self.chosen[1][rows], self.scores[rows]
+        return _merged(experts, weights, scores, first, gates, self.experts)
+
+    def needs_apart(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
+        """The same for rows no two of which have a gate in common."""
+        return _apart(self.chosen[0][rows], self.chosen[1][rows], self.scores[rows], first)
+
+    def keys(self, row: int) -> list[list[int]]:
+        """The needs of one row as keys of precision 0, by site, in need order."""
+        keys: list[list[int]] = self._chosen_keys[row].tolist()
+        return keys if self._is_whole[row] else _without_dropped(keys)
+
+    def forecast_keys(self, row: int) -> list[list[list[int]]]:
+        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that forecasts.
+
+        Up to the ``reach`` of a site; what stands beyond it means nothing.
+        """
+        ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
+        return ahead if self.is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
+
+    @cached_property
+    def _chosen_keys(self) -> IntArray:
+        experts = self.chosen[0]
+        return np.where(experts < 0, -1, experts + np.arange(self.sites)[:, None] * self.units).astype(np.int32)
+
+    @cached_property
+    def _forecast_keys(self) -> IntArray:
+        experts = self.forecasts[0]
+        target = np.arange(self.sites)[:, None] + np.arange(1, self.depth + 1)
+        return np.where(experts < 0, -1, experts + target[..., None] * self.units).astype(np.int32)
+
+    @cached_property
+    def _is_whole(self) -> list[bool]:
+        """By row: no choice was dropped."""
+        return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
+
+    @cached_property
+    def is_whole_forecast(self) -> list[bool]:
+        """By row: there is a forecast wherever there can be one."""
+        can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
+        return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
+
+
+def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -> NDArray[np.intp]:
+    """The places of each row's choices by descending weight, then ascending id (``as_it_stands``: in the order that
+    they have, which is that of their rank where nothing tells weights); -1 last.
+    """
+    if as_it_stands:
+        return np.argsort(ids < 0, axis=-1, kind="stable")
+    return np.lexsort((ids, -weights, ids < 0), axis=-1)
+
+
+@dataclass(frozen=True)
+class SiteChoice:
+    """What rows chose at one site: ``experts`` and ``weights`` [R, K], each row in need order, and their union."""
+
+    experts: IntArray
+    weights: FloatArray
+    needs: Needs
+
+
+def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> SiteChoice:
+    """The choices [R, K] of a step's rows at one site, as `Choices` would have them; -1 is no choice."""
+    weights = np.where(ids < 0, np.float32(0), weights)
+    order = need_order(ids, weights)
+    experts, weights = np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+    rows = experts[:, None], weights[:, None], shares_above(weights)[:, None]
+    return SiteChoice(experts, weights, _merged(*rows, np.zeros(1, np.int64), 1, num_experts))
+
+
+def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
+    return [[key for key in row if key >= 0] for row in keys]
+
+
+def _apart(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]) -> Needs:
+    """Rows [R, S, K] that share no gate keep their own order."""
+    gate = np.broadcast_to(first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape)
+    chosen = experts >= 0
+    kept = slice(None) if chosen.all() else chosen
+    tick = gate[kept].ravel()
+    return Needs(tick, experts[kept].ravel().astype(np.int64), np.ones(len(tick), np.int64),
+                 weights[kept].ravel().astype(np.float64), scores[kept].ravel())  # fmt: skip
+
+
+def _merged(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64], gates: int,
+            num_experts: int) -> Needs:  # fmt: skip
+    """The unions of rows [R, S, K] gate by gate; one row keeps its own order."""
+    apart = _apart(experts, weights, scores, first)
+    if len(experts) == 1:
+        return apart
+    cell = apart.tick * num_experts + apart.expert
+    tokens = np.bincount(cell, minlength=gates * num_experts)
+    weight: NDArray[np.float64] = np.bincount(cell, apart.weight, minlength=gates * num_experts)  # type: ignore[assignment]
+    lowest = np.full(gates * num_experts, np.inf)
+    np.minimum.at(lowest, cell, apart.score)
+    found = np.flatnonzero(tokens)
+    found = found[np.lexsort((-tokens[found], found // num_experts))]
+    return Needs(found // num_experts, found % num_experts, tokens[found], weight[found], lowest[found])

@@ -1,0 +1,212 @@
+"""The gate object that both drivers walk through the steps of a workload with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import FloatArray, IntArray
+from sim.values.types import Step
+from sim.workload.choices import Rows, Union, need_order
+
+if TYPE_CHECKING:
+    from sim.workload.steps import Workload
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+_HAS_KEYS = attrgetter("keys")
+
+
+class RoutedChoice:
+    """A forecast for one site by the site ``j`` before it; filled anew for every step."""
+
+    __slots__ = ("_gate", "_j", "keys", "site")
+
+    def __init__(self, gate: StepGate, site: int, j: int) -> None:
+        self._gate, self._j = gate, j
+        self.site = site
+        self.keys: list[int] = []
+
+    @property
+    def needs(self) -> Sequence[int]:
+        first = self.site * self._gate.units
+        return [key - first for key in self.keys]
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._gate.forecast_of(self._j).tokens[self.site - self._j]
+
+    @property
+    def scores(self) -> Sequence[float]:
+        return self._gate.forecast_of(self._j).scores[self.site - self._j]
+
+    @property
+    def experts(self) -> IntArray:
+        return self._gate.at_site(self._gate.workload.choices.forecasts[0])[:, self._j - 1]
+
+    @property
+    def weights(self) -> FloatArray:
+        return self._gate.at_site(self._gate.workload.choices.forecasts[1])[:, self._j - 1]
+
+
+class StepGate:
+    """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
+
+    __slots__ = (
+        "_ahead", "_by_distance", "_choices", "_forecast_unions", "_is_single", "_keys", "_routes", "_rows", "_step",
+        "_tokens", "_union", "keys", "site", "step", "tick", "token", "units", "workload",
+    )  # fmt: skip
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._choices = workload.choices
+        self.units = self._choices.units
+        self._by_distance = [[RoutedChoice(self, site + j, j) for site in range(self._choices.sites)]
+                             for j in range(1, self._choices.depth + 1)]  # fmt: skip
+        self._routes = [[choices[site] for choices in self._by_distance[:reach]]
+                        for site, reach in enumerate(self._choices.reach)]  # fmt: skip
+        self.tick = -1
+        self.site = 0
+        self.keys: list[int] = []
+
+    def open(self, step: Step) -> None:
+        self._step, self.step, self.token = step, step.index, step.token
+        self._rows: Rows | None = None
+        self._union: Union | None = None
+        self._ahead: list[list[RoutedChoice]] | None = None
+        self._forecast_unions: dict[int, Union] = {}
+        self._is_single = step.stop - step.start == 1
+        if self._is_single:
+            self._keys = self._choices.keys(self.workload.place(step.start))
+            self._tokens: list[list[int]] | None = None
+        else:
+            union = self._full_union()
+            self._keys, self._tokens = union.keys, union.tokens
+
+    def visit(self, site: int) -> None:
+        self.tick += 1
+        self.site = site
+        self.keys = self._keys[site]
+
+    @property
+    def needs(self) -> Sequence[int]:
+        first = self.site * self.units
+        return [key - first for key in self.keys]
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return [1] * len(self.keys) if self._tokens is None else self._tokens[self.site]
+
+    @property
+    def scores(self) -> Sequence[float]:
+        return self._full_union().scores[self.site]
+
+    def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
+        """What the next sites' rules select, nearest first; it ends where a site has none."""
+        found = (self._ahead or self._look_ahead())[self.site]
+        return found if len(found) <= sites else found[:sites]
+
+    def routed(self, j: int) -> RoutedChoice | None:
+        found = self.forecasts(j)
+        return found[j - 1] if len(found) == j else None
+
+    def _look_ahead(self) -> list[list[RoutedChoice]]:
+        """By the site that forecasts; made when a step is first asked for one."""
+        is_whole = False
+        if self._is_single:
+            row = self.workload.place(self._step.start)
+            ahead, is_whole = self._choices.forecast_keys(row), self._choices.is_whole_forecast[row]
+        else:
+            ahead = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
+        for choices, keys_by_site in zip(self._by_distance, ahead, strict=True):
+            for choice, keys in zip(choices, keys_by_site, strict=True):
+                choice.keys = keys
+        found = self._routes
+        if not is_whole:
+            found = [list(takewhile(_HAS_KEYS, choices)) for choices in found]
+        self._ahead = found
+        return found
+
+    def forecast_of(self, j: int) -> Union:
+        """The union of the step's forecasts ``j`` sites ahead."""
+        if j not in self._forecast_unions:
+            self._forecast_unions[j] = self._choices.forecast_union(self._rows_of_step(), j)
+        return self._forecast_unions[j]
+
+    def _full_union(self) -> Union:
+        if self._union is None:
+            self._union = self._choices.union(self._rows_of_step())
+        return self._union
+
+    def _rows_of_step(self) -> Rows:
+        if self._rows is None:
+            self._rows = self.workload.places(self._step)
+        return self._rows
+
+    def at_site(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
+        """The step's rows of a column of `Choices`, at this site."""
+        return column[self._rows_of_step(), self.site]
+
+    @property
+    def experts(self) -> IntArray:
+        return self.at_site(self._choices.chosen[0])
+
+    @property
+    def weights(self) -> FloatArray:
+        return self.at_site(self._choices.chosen[1])
+
+    def _trace_rows(self) -> IntArray:
+        return self._choices.row[self._rows_of_step()]
+
+    @property
+    def row_sequence(self) -> IntArray:
+        return self.workload.trace.sequence[self._trace_rows()]
+
+    @property
+    def row_phase(self) -> IntArray:
+        return self.workload.phase[self._trace_rows()]
+
+    @property
+    def row_position(self) -> IntArray:
+        return self.workload.trace.position[self._trace_rows()]
+
+    @property
+    def row_token(self) -> IntArray:
+        return self.workload.trace.token[self._trace_rows()]
+
+    @property
+    def gate_input(self) -> FloatArray | None:
+        kept = self.workload.gate_inputs
+        return None if kept is None else kept.of(self._trace_rows(), self.site)
+
+    @property
+    def logits(self) -> FloatArray | None:
+        """What the site's router says of every expert [R, E]; None where that is not at hand."""
+        logits = self.workload.trace.logits
+        return None if logits is None else logits[self._trace_rows(), self.site]
+
+    @property
+    def preferences(self) -> FloatArray | None:
+        rule, logits = self.workload.trace.header.sites[self.site].rule, self.logits
+        return None if rule is None or logits is None else rule.preferences(logits)
+
+    @property
+    def share(self) -> FloatArray | None:
+        """Active shares of channels [R, K, P], in the order of ``experts``."""
+        trace = self.workload.trace
+        if trace.active_shares is None:
+            return None
+        rows = self._trace_rows()
+        in_order = trace.header.stands_in_order
+        order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site], in_order)
+        return np.take_along_axis(trace.active_shares[rows, self.site], order[..., None], 1)
+
+    def lookahead(self, j: int) -> FloatArray | None:
+        if j > self._choices.reach[self.site]:
+            return None
+        scores = self.workload.trace.lookahead[self.workload.norm][self._trace_rows(), self.site, j - 1]
+        return scores if np.isfinite(scores).all() else None

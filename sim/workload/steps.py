@@ -1,0 +1,389 @@
+"""From a trace to the steps of a run: which rows run together, in which order, and what each gate offers.
+
+Steps are the trace's own, or composed from its sequences (docs/design.md section 7). Where composition depends on
+time, steps come into being while the run goes on. Both drivers walk the same workload with one reused gate object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.base import FloatArray, IntArray
+from sim.traces.gate_inputs import GateInputs
+from sim.traces.trace import DECODE, Trace
+from sim.values.types import Step
+from sim.workload.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
+from sim.workload.choices import Choices, Needs, Rows
+from sim.workload.gates import RoutedChoice, StepGate
+from sim.workload.lengths import Lengths, cut_rows
+from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
+
+__all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
+
+GROWING = ("row", "chosen", "scores", "forecasts", "needs", "gate_step", "gate_site", "num_gates", "_first_gates",
+           "_places")  # fmt: skip
+"""What is computed from the steps there are, and anew once there are more."""
+BLOCK_CELLS = 1 << 20
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine must hold at most, whenever the requests arrive.
+
+    ``tokens``: of all sequences that run at the same time, up to the latest of each; ``rows`` of a step.
+    """
+
+    tokens: int
+    rows: int
+
+
+class Schedule:
+    """One run through the steps of a workload, from its first."""
+
+    def __init__(self, workload: Workload, batcher: Batcher | None) -> None:
+        self._workload, self._batcher = workload, batcher
+        self._index = 0
+
+    def next(self, now_ns: int) -> Step | int | None:
+        """The step that begins at ``now_ns``, when all before it have ended. If nothing can run yet, the time of the
+        next arrival, in ns; None at the end.
+        """
+        if self._batcher is None:
+            if self._index == len(self._workload.steps):
+                return None
+            self._index += 1
+            return self._workload.steps[self._index - 1]
+        parts = self._batcher.next(now_ns)
+        return self._workload.add_step(self, parts) if isinstance(parts, tuple) else parts
+
+
+class Workload:
+    """The steps of a run over ``trace``, and their gates.
+
+    ``split`` picks the sequences (``all``: every one), ``exclude`` drops some by flags of the trace's header.
+    ``batching``: ``recorded`` keeps the trace's steps, padding included; the others compose them from the valid rows of
+    single sequences, of which at most ``together`` run at once: ``sequential`` (one), ``static`` or ``continuous``,
+    with prompts cut to ``prefill_chunk`` rows a step if given (see `Batcher`). Requests arrive, in the order of their
+    sequences' numbers, at 0, or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at
+    ``arrivals`` (ns).
+    ``lengths`` cut every sequence to a prompt and decoded tokens of given numbers (`sim.workload.lengths`).
+    ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``). ``gate_inputs`` may be put in, for
+    predictors that read them.
+
+    ``steps`` are there from the start, unless the run ``is_timed`` (it was given arrivals, be they all at 0): then they
+    grow as the `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps
+    there are.
+
+    Raise ValueError for a choice that cannot be or that the trace cannot serve.
+    """
+
+    def __init__(self, trace: Trace, *, split: str = "eval", batching: str = "recorded", together: int = 1,
+                 prefill_chunk: int | None = None, arrivals_per_s: float | None = None, arrival_seed: int = 0,
+                 arrivals: Sequence[int] | None = None, lookahead: int = 0, norm: str = "raw",
+                 exclude: Sequence[str] = (), max_sequences: int | None = None,
+                 lengths: Lengths | None = None) -> None:  # fmt: skip
+        self.trace = trace
+        self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+        self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
+        self.together, self.prefill_chunk = together, prefill_chunk
+        self.gate_inputs: GateInputs | None = None
+        self.lengths = lengths or Lengths()
+        check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
+        check_lookahead(trace, lookahead, norm)
+        # Padding stands beside other sequences: where steps are composed there is none.
+        takes_part = trace.valid | (batching == "recorded")
+        chosen = chosen_sequences(trace, split, exclude, trace.sequence[takes_part])
+        self.sequences = self.lengths.fit(trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen)
+        self.sequences = self.sequences[:max_sequences]
+        self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
+        self.is_timed = is_timed(arrivals_per_s, arrivals)
+        self.steps: list[Step] = []
+        self.phase = trace.phase
+        """By row of the trace: what it is in this run, which lengths may change."""
+        self._schedule: Schedule | None = None
+        self._place: list[int] | None = None  # of each run row among those of ``choices``; None: the same
+        encoder = trace.header.encoder_sites
+        self._all_sites = tuple(range(self.sites))
+        self._sites_by_decode = (self._all_sites[:encoder] or self._all_sites, self._all_sites[encoder:])
+        if batching == "recorded":
+            self._take_recorded_steps()
+        else:
+            times = arrival_times(len(self.sequences), arrivals_per_s, arrival_seed, arrivals)
+            self.arrivals_ns = dict(zip(sorted(self.arrivals_ns), times, strict=True))
+            self._prepare_composing()
+
+    # ---- steps
+
+    def start(self) -> Schedule:
+        """Begin a run anew: the steps of an earlier one are forgotten, where they depended on time."""
+        if not self.is_timed:
+            return Schedule(self, None)
+        self.steps.clear()
+        self._place = []
+        self._forget()
+        self._schedule = Schedule(self, self._batcher())
+        return self._schedule
+
+    def _take_recorded_steps(self) -> None:
+        trace = self.trace
+        touched = np.isin(trace.sequence, list(self.arrivals_ns))
+        rows = np.flatnonzero(touched)
+        if np.isin(trace.step[~touched], trace.step[rows]).any():
+            raise ValueError(
+                f"trace {trace.header.name} recorded steps that mix sequences of split={self.split} with others; "
+                f"use workload.batching=sequential or trace.split=all"
+            )
+        self._use_rows(rows)
+        step, sequence = trace.step[rows], trace.sequence[rows]
+        starts = np.flatnonzero(np.diff(step, prepend=step[:1] - 1)).tolist()
+        stops = [*starts[1:], len(rows)]
+        groups = [tuple(dict.fromkeys(sequence[a:b].tolist())) for a, b in zip(starts, stops, strict=True)]
+        numbered = [(number, index) for index, group in enumerate(groups) for number in group]
+        first, last = dict(reversed(numbered)), dict(numbered)
+        tokens = np.maximum.reduceat(self._tokens_so_far, starts).tolist()
+        decode = np.minimum.reduceat(trace.phase[rows] == DECODE, starts).tolist()
+        for i, (a, b, group) in enumerate(zip(starts, stops, groups, strict=True)):
+            begins = tuple(sorted(s for s in group if first[s] == i))
+            ends = tuple(sorted(s for s in group if last[s] == i))
+            self.steps.append(
+                Step(i, a, b, group, tokens[i], decode[i], begins, ends, self._sites_by_decode[decode[i]])
+            )
+        self.limits = self._limits_of_steps()
+
+    def _prepare_composing(self) -> None:
+        """Rows sequence by sequence; where nothing depends on time all steps at once, and rows in their order."""
+        trace = self.trace
+        rows = np.flatnonzero(np.isin(trace.sequence, list(self.arrivals_ns)) & trace.valid)
+        rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+        if self.lengths.asked:
+            rows, self.phase = cut_rows(rows, trace, self.sequences)
+        decode = self.phase[rows] == DECODE
+        self._use_rows(rows)
+        sequence = trace.sequence[rows]
+        if (back := (sequence[1:] == sequence[:-1]) & decode[:-1] & ~decode[1:]).any():
+            raise ValueError(
+                f"trace {trace.header.name} has prompt rows after decoded ones in sequence {sequence[1:][back][0]}, so "
+                f"workload.batching={self.batching} cannot compose its steps; use workload.batching=recorded"
+            )
+        numbers, first, count = np.unique(sequence, return_index=True, return_counts=True)
+        decoded = np.add.reduceat(decode, first, dtype=np.int64)
+        self._first_row = dict(zip(numbers.tolist(), first.tolist(), strict=True))
+        self._requests = [
+            Request(number, rows - decode_rows, decode_rows, self.arrivals_ns[number])
+            for number, rows, decode_rows in zip(numbers.tolist(), count.tolist(), decoded.tolist(), strict=True)
+        ]
+        batcher = self._batcher()
+        if self.is_timed:
+            last = first + count - 1
+            longest = np.sort(self._tokens_so_far[last])[::-1][: self.together]
+            self.limits = Limits(int(longest.sum()), batcher.most_rows)
+            self._place = []
+            return
+        place: list[int] = []
+        while isinstance(parts := batcher.next(0), tuple):
+            self._append(parts, place)
+        self._use_rows(rows[np.array(place)])
+        self.limits = self._limits_of_steps()
+
+    def _batcher(self) -> Batcher:
+        continuous = "continuous" if self.batching == "continuous" else "static"
+        separate = self.trace.header.encoder_sites > 0
+        return Batcher(self._requests, continuous, self.together, self.prefill_chunk, separate)
+
+    def add_step(self, schedule: Schedule, parts: Sequence[Part]) -> Step:
+        """The next step of a run that is timed."""
+        if schedule is not self._schedule or self._place is None:
+            raise RuntimeError(
+                "another run of this workload has started; go on with the schedule of the latest start()"
+            )
+        self._forget()
+        return self._append(parts, self._place)
+
+    def _append(self, parts: Sequence[Part], place: list[int]) -> Step:
+        start, tokens = len(place), []
+        for part in parts:
+            first = self._first_row[part.request.sequence] + part.first
+            place += range(first, first + part.count)
+            tokens.append(self._tokens_so_far[place[-1]])
+        decode = all(part.decode for part in parts)
+        step = Step(
+            len(self.steps), start, len(place), tuple([part.request.sequence for part in parts]), int(max(tokens)),
+            decode, tuple(sorted(part.request.sequence for part in parts if part.begins)),
+            tuple(sorted(part.request.sequence for part in parts if part.ends)), self._sites_by_decode[decode],
+        )  # fmt: skip
+        self.steps.append(step)
+        return step
+
+    def _forget(self) -> None:
+        for name in GROWING:
+            vars(self).pop(name, None)
+
+    def _use_rows(self, rows: NDArray[np.int64]) -> None:
+        self.choices = Choices(self.trace, rows, self.depth, self.norm, self.whole_prompts)
+        self._tokens_so_far = _tokens_so_far(self.trace, rows)
+
+    def take(self, trace: Trace) -> None:
+        """Go on with another trace of the same rows, or with this one when its values have been written over."""
+        self.trace = trace
+        self.choices = Choices(trace, self.choices.row, self.depth, self.norm, self.whole_prompts)
+        self._forget()
+
+    def _limits_of_steps(self) -> Limits:
+        """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out, too."""
+        counts = [step.rows for step in self.steps]
+        step = np.repeat(np.arange(len(self.steps)), counts)
+        sequence, tokens = self._by_run(self.trace.sequence[self.choices.row]), self._by_run(self._tokens_so_far)
+        order = np.lexsort((tokens, step, sequence))
+        step, sequence, tokens = step[order], sequence[order], tokens[order]
+        is_first = np.diff(sequence, prepend=-1) != 0
+        more = np.where(is_first, tokens, np.diff(tokens, prepend=0))
+        held = np.bincount(step, np.maximum(more, 0), len(self.steps) + 1)
+        is_last = np.append(is_first[1:], True)
+        held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
+        return Limits(round(held.cumsum().max()), max(counts))
+
+    @cached_property
+    def whole_prompts(self) -> frozenset[int]:
+        """The sequences of the run whose recorded prompt is read in one piece, or in the pieces of its recording."""
+        if self.prefill_chunk is not None:
+            return frozenset()
+        recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
+        return frozenset(item.sequence for item in self.sequences if item.prompt_tokens >= recorded[item.sequence])
+
+    # ---- rows, in the order of the run
+
+    def place(self, row: int) -> int:
+        """Where ``choices`` hold a row of the run."""
+        return row if self._place is None else self._place[row]
+
+    def places(self, step: Step) -> Rows:
+        """Where ``choices`` hold the rows of a step."""
+        rows = slice(step.start, step.stop)
+        return rows if self._place is None else np.array(self._place[rows])
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        return np.array(self._place, np.int64)
+
+    def _by_run(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
+        """A column of ``choices`` in the order of the run."""
+        return column if self._place is None else column[self._places]
+
+    @cached_property
+    def row(self) -> IntArray:
+        """Row of the trace by row of the run; a step's are ``start .. stop``."""
+        return self._by_run(self.choices.row)
+
+    @cached_property
+    def chosen(self) -> tuple[IntArray, FloatArray]:
+        """Experts and weights [N, S, K] of the run's rows, each row in need order (dropped choices last, as -1)."""
+        experts, weights = self.choices.chosen
+        return self._by_run(experts), self._by_run(weights)
+
+    @cached_property
+    def scores(self) -> FloatArray:
+        """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
+        return self._by_run(self.choices.scores)
+
+    @cached_property
+    def forecasts(self) -> tuple[IntArray, FloatArray]:
+        """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        experts, weights = self.choices.forecasts
+        return self._by_run(experts), self._by_run(weights)
+
+    def gate(self) -> StepGate:
+        """A fresh gate object for one driver's walk through the steps."""
+        return StepGate(self)
+
+    # ---- gates and their needs
+
+    @cached_property
+    def _first_gates(self) -> NDArray[np.int64]:
+        """By step, the tick of its first gate; and of the gate after the last step."""
+        return np.cumsum([0, *(len(step.sites) for step in self.steps)])
+
+    @cached_property
+    def num_gates(self) -> int:
+        return int(self._first_gates[-1])
+
+    @cached_property
+    def gate_step(self) -> NDArray[np.int64]:
+        """The step of each gate, by tick."""
+        return np.repeat(np.arange(len(self.steps)), np.diff(self._first_gates))
+
+    @cached_property
+    def gate_site(self) -> NDArray[np.int64]:
+        """The site of each gate, by tick."""
+        return np.fromiter(chain.from_iterable(step.sites for step in self.steps), np.int64, self.num_gates)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Every need of the run, by tick, then in need order."""
+        if not self.steps:
+            raise RuntimeError("where sequences arrive over time there are no steps, and no needs, before the run")
+        single = [step for step in self.steps if step.rows == 1]
+        parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
+        parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
+        tick, expert, tokens, weight, score = (
+            np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Needs)
+        )
+        order = np.argsort(tick, kind="stable")
+        return Needs(tick[order], expert[order], tokens[order], weight[order], score[order])
+
+    def _needs_of(self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]) -> Needs:
+        # Gates are numbered within these steps first. A step's sites are consecutive: its gate there is base + site.
+        first = np.cumsum([0, *(len(step.sites) for step in steps)])
+        base = first[:-1] - np.array([step.sites[0] for step in steps])
+        rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
+        found = needs_of(
+            rows if self._place is None else self._places[rows],
+            np.repeat(base, [step.rows for step in steps]),
+            int(first[-1]),
+        )
+        ticks = np.concatenate([np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps])
+        return replace(found, tick=ticks[found.tick])
+
+    def _blocks(self) -> Iterator[list[Step]]:
+        """Steps of several rows, so many at a time that their unions fit a few MB."""
+        block: list[Step] = []
+        room = BLOCK_CELLS
+        for step in self.steps:
+            if step.rows == 1:
+                continue
+            cells = self.sites * (self.experts + step.rows * self.top_k)
+            if block and cells > room:
+                yield block
+                block, room = [], BLOCK_CELLS
+            block.append(step)
+            room -= cells
+        if block:
+            yield block
+
+    def experts_by_gate(self) -> list[list[int]]:
+        """The experts each gate needs, by tick, in need order. Raise ValueError where the steps depend on time."""
+        if self.is_timed:
+            raise ValueError(
+                "sequences arrive over time, so what each gate will need is not known before the run; "
+                f"{NO_ARRIVALS}, or choose a cache that does not look ahead"
+            )
+        cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
+        return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
+
+
+def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By row, the tokens of its sequence so far, itself included; padding is none."""
+    order = np.argsort(trace.sequence[rows], kind="stable")
+    tokens = trace.position[rows][order].astype(np.int64) + 1
+    # Each sequence is lifted above those before it, so that one running maximum serves all.
+    lift = np.cumsum(np.diff(trace.sequence[rows][order], prepend=-1) != 0) * (tokens.max(initial=0) + 1)
+    so_far = np.empty_like(tokens)
+    so_far[order] = np.maximum.accumulate(tokens + lift) - lift
+    return so_far
