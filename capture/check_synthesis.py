@@ -19,9 +19,8 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from rich.console import Console
 
-from capture.calibrate import Stack, calibrate
 from capture.statistics.gating_stats import Floats, lru_hit_rate
-from capture.synthesize import Request, synthesize_like
+from capture.synthetic.calibration import Stack, calibrate
 from capture.synthetic.cases import Case, load_case
 from capture.synthetic.comparisons import (
     belady_hit_rate,
@@ -32,6 +31,7 @@ from capture.synthetic.comparisons import (
 )
 from capture.synthetic.gate_walk import Walk
 from capture.synthetic.preset import Fit, Preset, Target
+from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build

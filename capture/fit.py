@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from sim.fit import FitRequest, request_of
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import artefact_name, sample_of, sample_rows, shape_of
 from sim.policies.fitted import Sample
 from sim.policies.learned import LearnedPerSite
 from sim.setup.build import trace_directory
+from sim.setup.fit_requests import FitRequest, request_of
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs
 from sim.traces.trace import trace_sha256
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from capture.corpus import Corpus, Document, build_corpus, default_deb_folder
+from capture.tiny.corpus import Corpus, Document, build_corpus, default_deb_folder
 from sim.values.places import ASSETS
 
 PASSAGES_PER_SPLIT = {"code": 12, "docs": 12, "prose": 8}

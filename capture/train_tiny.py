@@ -31,8 +31,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from capture.corpus import DOMAINS, Corpus, build_corpus, default_deb_folder
-from capture.evaluate_tiny import evaluate
+from capture.tiny.corpus import DOMAINS, Corpus, build_corpus, default_deb_folder
+from capture.tiny.evaluation import evaluate
 from capture.tiny.families import family_of
 from capture.tiny.model import (
     balance_loss,

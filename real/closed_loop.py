@@ -22,14 +22,14 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from real.lossy.assess import Assessment, identity
+from real.lossy.closed import measure
 from real.lossy.drawing import STYLE
-from real.lossy.loops import MODES, Loops, Shift
+from real.lossy.loops import MODES, Shift
 from real.lossy.loss import Estimate
-from real.quality import WRONG_INPUT, Request, request_of
+from real.lossy.requests import WRONG_INPUT, Request, request_of
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
 from sim.results.outputs import own_folder
@@ -61,25 +61,6 @@ def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], R
     if not any(word.startswith("output_dir=") for word in left):
         left.append(f"output_dir={OUTPUT_DIR}")
     return systems, modes, request_of(left)
-
-
-def measure(systems: Sequence[str], modes: Sequence[str], request: Request,
-            console: Console) -> tuple[list[Shift], Assessment]:  # fmt: skip
-    """Every system in every mode."""
-    configurations = [(f"system={name}", *request.overrides) for name in systems]
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading")
-
-        def track(what: str, sequence: int) -> None:
-            progress.update(task, description=f"{what}: sequence {sequence}")
-
-        assessment = Assessment(configurations, request.weights, request.scheme, track)
-        shifts = []
-        for mode in modes:
-            loops = Loops(assessment, mode)
-            shifts += [loops.shift(words) for words in configurations]
-    return shifts, assessment
 
 
 def print_shifts(shifts: Sequence[Shift], console: Console) -> None:

@@ -32,11 +32,11 @@ from real.lossy.importance import profile, search
 from real.lossy.loss import difference, quality_of
 from real.lossy.mixture import all_at
 from real.lossy.recipes import by_popularity
+from real.lossy.requests import WRONG_INPUT
 from real.lossy.sparse import require_gated, sparse_forward
 from real.lossy.texts import texts_of_trace
 from real.lossy.variants import Variants
 from real.lossy.whole import Track, Whole
-from real.quality import WRONG_INPUT
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import fit_sequences, shape_of
 from sim.setup.build import load_trace, trace_directory

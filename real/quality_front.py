@@ -27,8 +27,8 @@ from rich.table import Table
 from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
-from real.quality import WRONG_INPUT, Request, request_of, told_of_quality
-from sim.pareto import front
+from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, from_row, labels_in, told, write_on
 
@@ -59,19 +59,6 @@ class Point:
 def quality_class(summary: Mapping[str, Any]) -> str:
     """Whether a run served every need as the model is stored: at its highest precision, by the chosen expert."""
     return LOSSY if labels_in(summary).lossy else LOSSLESS
-
-
-def front(speed: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which points no other point beats: none has as much speed and as little loss, and more of either.
-
-    NaN losses are on no front and beat nobody.
-    """
-    known = ~np.isnan(loss)
-    found = np.zeros(len(speed), np.bool_)
-    for i in np.flatnonzero(known):
-        no_worse = known & (speed >= speed[i]) & (loss <= loss[i])
-        found[i] = not (no_worse & ((speed > speed[i]) | (loss < loss[i]))).any()
-    return found
 
 
 def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str, Any]],

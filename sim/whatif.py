@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -19,11 +19,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sim.answers.breakeven import Crossing, crossing, knee
+from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_questions import QUESTIONS, Question, held_bits
 from sim.process.orphans import leave_with_parent
 from sim.results.intervals import OVER
-from sim.results.labels import Labels, caption, labels_in, told
+from sim.results.labels import caption, labels_in, told
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import check_writable, locked
 from sim.results.paired import paired
@@ -47,52 +48,6 @@ KEPT = "trials"
 FILES = ("table.csv", "answer.json", "figure.png", "figure.svg")
 RECALL = 0.9
 """Of the predictor that is asked about, unless predictor.recall is given."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One simulated point. ``interval``: 95 % over sequences; ``waiting``: the share of the makespan."""
-
-    value: float
-    series: str
-    tokens_per_s: float
-    interval: tuple[float, float] | None
-    waiting: float
-    hit_ratio: float | None
-    speedup: float | None = None
-    speedup_interval: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """A point where something turns. ``value`` None: nowhere between ``low`` and ``high``; ``closed_form`` where the
-    arithmetic says so, too.
-    """
-
-    what: str
-    value: float | None
-    low: float
-    high: float
-    closed_form: float | None
-    told: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """All that is printed, written and drawn."""
-
-    question: str
-    axis: str
-    rows: tuple[Row, ...]
-    break_even: BreakEven | None
-    knee: float | None
-    refused: tuple[str, ...]
-    labels: tuple[tuple[str, Labels], ...]
-    """Of every point, by its series."""
-    is_log: bool
-
-
-# ---- answering
 
 
 class Bench:
@@ -217,9 +172,6 @@ def sentence(found: Answer, name: str) -> str:
         best = max(found.rows, key=lambda row: row.tokens_per_s)
         parts.append(f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g} tokens/s")
     return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
-
-
-# ---- the command line
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,12 +12,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from capture.statistics.codes import selection_codes
 from sim.traces.trace import DECODE, Finding, Trace
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
 LONGEST_PERIOD = 256
 """Of a loop, in tokens; longer ones are not looked for."""
 SHORTEST_LOOPING = 32
@@ -40,9 +40,6 @@ STUCK_SHARE = 0.99
 """Of a site's rows that select the same experts."""
 PADDING_SHARE = 0.25
 """Of rows, from which on padding is serious."""
-
-
-# Repetition
 
 
 def repetition(trace: Trace) -> Iterator[Finding]:
@@ -124,9 +121,6 @@ def _bits(ids: NDArray[np.int16], experts: int) -> NDArray[np.uint64]:
     return bits.reshape(len(ids), -1)
 
 
-# Sequences that begin alike
-
-
 def template_echo(trace: Trace) -> Iterator[Finding]:
     """Tokens that nearly all sequences share at the same distance from where they begin to decode: a chat template or
     an answer's set phrase, not text. Looked for in tokens or, without them, in routing.
@@ -171,20 +165,6 @@ def shared_offsets(trace: Trace, of_sequence: Sequence[Ints]) -> list[int]:
 def _most_common(values: NDArray[np.integer]) -> float:
     """Share of the values that equal the most common one."""
     return float(np.unique(values, return_counts=True)[1].max() / len(values))
-
-
-def selection_codes(ids: NDArray[np.int16]) -> NDArray[np.uint64]:
-    """A number for each set of experts, whatever their order in ``ids`` [..., K]; 0 for none.
-
-    Each expert has a random number of 64 bits, a set their exclusive or: two sets share a code once in 2**64.
-    """
-    numbers = np.random.default_rng(0).integers(1, 1 << 63, int(ids.max(initial=0)) + 2, np.uint64)
-    # The id -1 is the last number's index.
-    numbers[-1] = 0
-    return np.asarray(np.bitwise_xor.reduce(numbers[ids], axis=-1))
-
-
-# Sites
 
 
 def duplicated_layers(trace: Trace) -> Iterator[Finding]:
@@ -235,9 +215,6 @@ def _stuck(codes: NDArray[np.uint64]) -> dict[int, float]:
     """The sites at which at least STUCK_SHARE of the rows with a selection have the same one, and that share."""
     shares = {site: _most_common(of_site[of_site > 0]) for site, of_site in enumerate(codes.T) if of_site.any()}
     return {site: share for site, share in shares.items() if share >= STUCK_SHARE}
-
-
-# Order and counts
 
 
 def order(trace: Trace) -> Iterator[Finding]:

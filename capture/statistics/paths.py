@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from capture.linting.checks import selection_codes
+from capture.statistics.codes import selection_codes
 from capture.statistics.sample import Bools, Floats, Ints, Sample, Unavailable
 from sim.values.units import part_of
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from capture.corpus import DOMAINS
+from capture.tiny.corpus import DOMAINS
 from sim.values.units import part_of
 
 

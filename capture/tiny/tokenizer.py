@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from capture.corpus import DOMAINS, Document
+from capture.tiny.corpus import DOMAINS, Document
 from sim.values.places import ASSETS
 
 END_OF_TEXT = "<|endoftext|>"

@@ -16,9 +16,9 @@ from real.cuda.copies import Elsewhere, Pinned, Scattered, Source
 from real.cuda.runtime import Runtime
 from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
 from real.driver.settings import Engine
-from real.store.slots import SlotMemory, most_bytes
 from real.store.neurons import Arrivals
 from real.store.reading import BufferedReader, Bytes, DirectReader, Reader
+from real.store.slots import SlotMemory, most_bytes
 from real.store.store import Store
 from sim.core.controller import Controller
 

@@ -26,7 +26,6 @@ from real.driver.settings import Engine
 from real.driver.threads import Job, ThreadedDevice, Worker
 from real.driver.timers import sleep_until
 from real.host.dense_blocks import DenseBlocks
-from real.store.slots import SlotMemory
 from real.store.neurons import Arrivals
 from real.store.reading import (
     BufferedReader,
@@ -38,6 +37,7 @@ from real.store.reading import (
     drop_cached,
     read_whole,
 )
+from real.store.slots import SlotMemory
 from real.store.store import Store
 from real.store.work import ExpertWork, SiteInputs, Weights
 from sim.core.controller import Controller

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from real.calibrate import Asked
-from real.calibrate import calibrate as measure_machine
+from real.calibration.calibration import Asked
+from real.calibration.calibration import calibrate as measure_machine
+from real.calibration.sizes import SIZES
 from real.cuda.runtime import runtime_of
 from real.suite.context import Context
-from real.suite.sizes import SIZES
 
 
 def calibrate(context: Context) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from real.suite.context import AGAIN, PART, write_json
+from real.calibration.deadline import write_json
+from real.suite.context import AGAIN, PART
 from real.suite.pieces import REPORT, Piece
 
 STATE = "suite.json"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from real.calibration.deadline import Deadline, write_json
+
 AGAIN = 75
 """The exit status of a piece that is to go on in a fresh process: after a fault a GPU's context is of no use."""
 REFUSED = (ValueError,)
-
-
 PART = 74
 """The exit status of a piece that has left something out for time."""
 
@@ -27,23 +26,9 @@ class GoOnAfresh(Exception):
     """A cell has failed on a GPU: what is left belongs to another process."""
 
 
-class Deadline:
-    """So many seconds from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def has(self, seconds: float) -> bool:
-        return self.left_s >= seconds
-
-
 @dataclass(frozen=True)
 class Context:
-    """``size`` names what of each piece is run (`real.suite.sizes`); ``folder`` is where all results go."""
+    """``size`` names what of each piece is run (`real.calibration.sizes`); ``folder`` is where all results go."""
 
     device: str
     size: str
@@ -58,13 +43,6 @@ class Context:
         """A result that an earlier piece has left; None where there is none."""
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
-    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 class Cells:

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from real.suite.context import AGAIN, PART, Context, Deadline, GoOnAfresh, LeftOut
+from real.calibration.deadline import Deadline
+from real.suite.context import AGAIN, PART, Context, GoOnAfresh, LeftOut
 from real.suite.pieces import piece_of
 
 

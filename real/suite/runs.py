@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from real.calibration.sizes import OWN_WORDS, SIZES, VARIANTS
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay
 from real.suite.context import Cells, Context
-from real.suite.sizes import OWN_WORDS, SIZES, VARIANTS
 from real.validation.cases import Plan, request_of
 from sim.values.record import Record
 
@@ -194,7 +194,7 @@ def whole_logits(
 
 def validation(context: Context) -> None:
     """The simulator beside the device: folder ``validation``, as `python -m real.validate` writes it."""
-    from real.validate import Asked, validate
+    from real.validation.validation import Asked, validate
 
     size, folder = SIZES[context.size], context.folder / "validation"
     folder.mkdir(exist_ok=True)

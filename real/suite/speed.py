@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from real.calibration.sizes import SIZES
 from real.cuda.runtime import runtime_of
 from real.suite.context import Context, LeftOut
-from real.suite.sizes import SIZES
 
 SAVE_EVERY = 8
 
 
 def probe(context: Context) -> None:
     """Copies by size, host costs, clocks, FloE's gather: ``facts.json``."""
-    from real.probe import links_and_host
+    from real.cuda.probing import links_and_host
 
     size = SIZES[context.size]
     pairs, row_bytes, columns, threads = size.gather

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from real.calibration.sizes import OWN_WORDS, SIZES
 from real.suite.pieces import PIECES, REPORT
-from real.suite.sizes import OWN_WORDS, SIZES
 
 BY_NAME = ("real.setup.devices", "real.cuda.device")
 """Modules that the pieces reach by a name in a string."""
@@ -39,7 +39,7 @@ def told(faults: list[str]) -> str:
 def _modules() -> list[str]:
     # Reading the code needs packages: nothing of it may be asked for before they have been found.
     from sim.reproduce.keys import Code
-    from sim.setup.build import ROOT
+    from sim.values.places import ROOT
 
     places = [piece.place.partition(":")[0] for piece in (*PIECES, REPORT)]
     return sorted(Code(ROOT).reached([*places, *BY_NAME]))

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from real.closed_loop import measure
+from real.lossy.closed import measure
 from real.lossy.loops import MODES, Shift
-from real.quality import request_of
+from real.lossy.requests import request_of
 from sim.results.labels import told
 
 NOT_SIMULATED = ("device", "input", "engine", "live")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.results.labels import write_on
 
 if TYPE_CHECKING:
-    from sim.whatif import Answer
+    from sim.answers.whatif import Answer
 
 FORMATS = ("png", "svg")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sim.pareto import front
 from sim.reporting.runs import GIB, ReportedRun
+from sim.results.fronts import front
 from sim.results.hits import asked, is_found
 
 Runs = Sequence[ReportedRun]

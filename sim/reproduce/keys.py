@@ -88,8 +88,12 @@ class Code:
             if path is not None and path.name == "__init__.py":
                 body = [node for node in self._tree(package).body if not _is_text(node)]
                 if all(_is_export(node) for node in body):
-                    found = {alias.name: str(node.module) for node in body if isinstance(node, ast.ImportFrom)
-                             for alias in node.names}
+                    found = {
+                        alias.name: str(node.module)
+                        for node in body
+                        if isinstance(node, ast.ImportFrom)
+                        for alias in node.names
+                    }
             self._exports[package] = found
         return self._exports[package]
 
@@ -133,11 +137,11 @@ class Code:
                 named = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 above = package[: len(package) + 1 - node.level] if node.level else []
-                origin = ".".join([*above, *([node.module] if node.module else [])])
-                named = [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+                module = ".".join([*above, *([node.module] if node.module else [])])
+                named = [module, *(f"{module}.{alias.name}" for alias in node.names)]
             for one in named:
-                package, _, last = one.rpartition(".")
-                yield from (self.exports(package).get(last, one) if package else one, *_packages(one))
+                origin, _, last = one.rpartition(".")
+                yield from (self.exports(origin).get(last, one) if origin else one, *_packages(one))
 
 
 def _packages(name: str) -> Iterator[str]:

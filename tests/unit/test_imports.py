@@ -59,7 +59,15 @@ TOP = {
 }  # fmt: skip
 """What may import anything, and is imported by nothing below."""
 NEVER_IN_SIM = {"torch", "transformers", "capture", "real"}
-CLOCKED = ("sim.engine.clock", "sim.engine.contended", "sim.engine.contended_links", "sim.engine.contest", "sim.engine.engine", "sim.engine.links", "sim.engine.stream")
+CLOCKED = (
+    "sim.engine.clock",
+    "sim.engine.contended",
+    "sim.engine.contended_links",
+    "sim.engine.contest",
+    "sim.engine.engine",
+    "sim.engine.links",
+    "sim.engine.stream",
+)
 """Who knows simpy's clock."""
 CORE = ("claims", "controller", "loader", "policies", "prefetches", "ram", "slots", "staging", "transfers", "types",
         "units")  # fmt: skip

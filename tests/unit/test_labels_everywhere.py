@@ -167,7 +167,7 @@ def ask_screen(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
 
 
 def ask_versus(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
-    from sim.study.versus import main
+    from sim.versus import main
 
     return main([str(study), "lru"])
 
@@ -303,7 +303,7 @@ def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyP
 
 PRINTERS: dict[str, Asking] = {
     "sim.__main__": ask_sim, "sim.demo": ask_demo, "sim.whatif": ask_whatif, "sim.compare": ask_compare,
-    "sim.screen": ask_screen, "sim.study.versus": ask_versus, "sim.pareto": ask_pareto, "sim.report": ask_report,
+    "sim.screen": ask_screen, "sim.versus": ask_versus, "sim.pareto": ask_pareto, "sim.report": ask_report,
     "sim.explain": ask_explain, "sim.fit": ask_fit, "sim.study.search": ask_search,
     "sim.reproduce.report": ask_reproduce, "real.__main__": ask_real, "real.validate": ask_validate,
     "real.suite.report": ask_suite, "real.quality": ask_quality, "real.closed_loop": ask_closed_loop,

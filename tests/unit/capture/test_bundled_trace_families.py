@@ -149,7 +149,7 @@ def test_one_pass_over_a_sequence_chooses_what_the_trace_recorded_step_by_step(n
     """A second implementation: hooks of the evaluation, no cache, all tokens at once."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from capture.evaluate_tiny import GateRecorder
+    from capture.tiny.evaluation import GateRecorder
     from capture.tiny.families import family_of
     from capture.tiny.model import load_model
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.calibrate import FIT_SEEDS, FRESH_SEEDS, Stack, calibrate, main, measure, parse, stack_of
+from capture.calibrate import main, parse, stack_of
+from capture.synthetic.calibration import FIT_SEEDS, FRESH_SEEDS, Stack, calibrate, measure
 from capture.synthetic.gate_walk import Walk
 from capture.synthetic.preset import Target, load_fit, load_preset, preset_names
 from capture.synthetic.targets import STATISTICS

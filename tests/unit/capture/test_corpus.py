@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from capture import corpus as corpus_module
-from capture.corpus import (
+from capture.corpus import size_table
+from capture.passages import LONGEST_TOKENS, PASSAGES_FILE, SHORTEST_TOKENS, deal, may_be_shipped, passages
+from capture.tiny.corpus import (
     Corpus,
     Document,
     build_corpus,
@@ -23,10 +25,8 @@ from capture.corpus import (
     fetch_debian_packages,
     is_held_out,
     jargon_documents,
-    size_table,
     stdlib_documents,
 )
-from capture.passages import LONGEST_TOKENS, PASSAGES_FILE, SHORTEST_TOKENS, deal, may_be_shipped, passages
 from capture.tiny.tokenizer import (
     END_OF_TEXT_ID,
     SHIPPED_TOKENIZER,

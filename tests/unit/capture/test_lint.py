@@ -13,7 +13,8 @@ import pytest
 
 from capture.import_trace import main as import_trace
 from capture.lint import NATIVE_TOP_K, lint, main, native_top_k
-from capture.linting.checks import find_loops, selection_codes, shared_offsets
+from capture.linting.checks import find_loops, shared_offsets
+from capture.statistics.codes import selection_codes
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
 

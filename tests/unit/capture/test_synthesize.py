@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.synthesize import KEYS, Request, Synthetic, hidden_files, main, parse, synthesize_like
+from capture.synthesize import KEYS, hidden_files, main, parse
 from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
 from capture.synthetic.preset import Fit, FitRow, Preset, Target
+from capture.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import SCORE_STEP

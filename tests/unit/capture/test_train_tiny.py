@@ -18,8 +18,14 @@ pytest.importorskip("transformers")
 from rich.console import Console  # noqa: E402
 
 from capture import train_tiny  # noqa: E402
-from capture.corpus import Corpus, Document  # noqa: E402
-from capture.evaluate_tiny import capture_gating, evaluate, held_out_loss, token_losses  # noqa: E402
+from capture.corpus import Document  # noqa: E402
+from capture.tiny.corpus import Corpus
+from capture.tiny.evaluation import (
+    capture_gating,
+    evaluate,
+    held_out_loss,
+    token_losses,  # noqa: E402
+)
 from capture.tiny.model import (  # noqa: E402
     balance_loss,
     build_model,

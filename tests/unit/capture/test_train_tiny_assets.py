@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from rich.console import Console  # noqa: E402
 
-from capture.evaluate_tiny import evaluate  # noqa: E402
+from capture.tiny.evaluation import evaluate  # noqa: E402
 from capture.tiny.families import family_named  # noqa: E402
 from capture.tiny.model import build_model, load_model  # noqa: E402
 from capture.tiny.recipes import RECIPES  # noqa: E402

@@ -14,7 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from capture.evaluate_tiny import byte_lengths, capture_gating, held_out_passages, token_losses  # noqa: E402
+from capture.tiny.evaluation import (
+    byte_lengths,
+    capture_gating,
+    held_out_passages,
+    token_losses,  # noqa: E402
+)
 from capture.tiny.families import FAMILIES, family_named, family_of  # noqa: E402
 from capture.tiny.model import build_model, language_loss, load_model, make_optimizer  # noqa: E402
 from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402

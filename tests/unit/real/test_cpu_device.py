@@ -15,8 +15,8 @@ import torch
 
 from real.driver.recording import record_run
 from real.host.cpu import CpuDevice
-from real.store.slots import SlotMemory
 from real.store.reading import read_whole
+from real.store.slots import SlotMemory
 from real.validation.conformance import NonconformanceError, conform
 from sim.policies.payloads import WholeLayer
 from sim.results.calls import replay

@@ -10,7 +10,8 @@ import torch
 
 from real.cuda.arena import PinnedArena
 from real.cuda.bench import summarise
-from real.probe import REPEATS, copies, gathers, gathers_bytes, main, quantiles
+from real.cuda.probing import REPEATS, copies, gathers, gathers_bytes, quantiles
+from real.probe import main
 from unit.real.cuda.fake_runtime import FakeRuntime
 
 

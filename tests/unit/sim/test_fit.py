@@ -17,7 +17,7 @@ import pytest
 from hydra.utils import instantiate
 
 from bundled import BUNDLED, Configure
-from sim.fit import main, request_of
+from sim.fit import main
 from sim.fitting.artefact import ArtefactError, read_artefact, write_artefact
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences, sample_of
 from sim.fitting.prepare import SHIPPED, find_artefact, prepare_predictor
@@ -28,6 +28,7 @@ from sim.policies.references import Foreseen
 from sim.results.forecasts import count_forecasts
 from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.setup.fit_requests import request_of
 from sim.traces.gate_inputs import read_gate_inputs
 from sim.traces.trace import Trace, TraceError, read_trace, trace_sha256
 from sim.values.places import ROOT

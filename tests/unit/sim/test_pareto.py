@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sim.pareto import LOSSLESS, LOSSY, UNMEASURED, draw, front, join, main, mark, print_points, quality_class
+from sim.pareto import LOSSLESS, LOSSY, UNMEASURED, draw, join, main, mark, print_points, quality_class
+from sim.results.fronts import front
 from sim.study.trials import trial
 
 COARSE = st.integers(0, 4).map(float)

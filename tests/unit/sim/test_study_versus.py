@@ -13,8 +13,8 @@ from sim.study.dataset import Dataset
 from sim.study.plan import make_plan
 from sim.study.rows import Row
 from sim.study.trials import trial
-from sim.study.versus import main, read_rows, versus
 from sim.study.worker import run_cell
+from sim.versus import main, read_rows, versus
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}

@@ -13,7 +13,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from real.calibrate import calibrate, main, parse
+from real.calibrate import main, parse
+from real.calibration.calibration import calibrate
 from real.calibration.fit import figures, fit_line, roofline_ns
 from real.calibration.measure import Facts, Plan
 from real.calibration.write import Machine, hardware_text

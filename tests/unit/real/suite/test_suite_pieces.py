@@ -12,11 +12,12 @@ import pytest
 from hydra.utils import instantiate
 
 import real.suite.runs as runs
-from real.calibrate import Asked, plan_of
+from real.calibration.calibration import Asked, plan_of
+from real.calibration.deadline import Deadline
+from real.calibration.sizes import RUNS, SIZES
 from real.setup.prepare import weights_folder
-from real.suite.context import Cells, Context, Deadline, GoOnAfresh, LeftOut
+from real.suite.context import Cells, Context, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT, piece_of
-from real.suite.sizes import RUNS, SIZES
 from real.validation.cases import request_of
 from sim.values.places import ROOT
 

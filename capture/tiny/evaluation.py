@@ -21,11 +21,11 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from capture.corpus import DOMAINS, Corpus
 from capture.recording.prompts import read_prompts
 from capture.statistics.gating_report import FEWEST_LAYERS, Statistic, report
 from capture.statistics.gating_stats import Gating
 from capture.statistics.published import PAPERS
+from capture.tiny.corpus import DOMAINS, Corpus
 from capture.tiny.families import Site, family_of
 from capture.tiny.model import load_model
 from capture.tiny.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
@@ -34,7 +34,6 @@ from capture.tiny.tokenizer import consecutive_windows, encode, load_tokenizer, 
 GATING_TOKENS = (5120, 5120, 3072)
 PASSAGE_TOKENS = 200
 WINDOWS_PER_BATCH = 8
-
 Windows = npt.NDArray[np.int64]
 Domains = npt.NDArray[np.uint8]
 

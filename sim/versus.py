@@ -1,4 +1,4 @@
-"""``python -m sim.study.versus DATASET NAME [also=WORD]``: how many times as fast others are as one system.
+"""``python -m sim.versus DATASET NAME [also=WORD]``: how many times as fast others are as one system.
 
 DATASET: what ``python -m sim.study`` wrote. NAME: the system as the column ``system`` has it (its first word is enough
 where no other cell of the same conditions begins with it). Cells are set side by side where they share trace, split,
@@ -182,7 +182,7 @@ def main(words: Sequence[str]) -> int:
     given = [word for word in words if not word.startswith(ALSO)]
     try:
         if len(given) != 2:
-            raise ValueError("name a study's folder and a system: python -m sim.study.versus outputs/studies/NAME lru")
+            raise ValueError("name a study's folder and a system: python -m sim.versus outputs/studies/NAME lru")
         found = versus(read_rows(Path(given[0]), also), given[1])
     except (ValueError, OSError) as error:
         print(f"versus: {error}", file=sys.stderr)

@@ -1,0 +1,30 @@
+"""How long is left, and figures written as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Deadline:
+    """So many seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def has(self, seconds: float) -> bool:
+        return self.left_s >= seconds
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
+    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)

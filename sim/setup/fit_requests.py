@@ -1,0 +1,72 @@
+"""What a fit is asked for: a predictor, a trace and where the result goes, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf.errors import OmegaConfBaseException
+
+from sim.fitting.fits import fit_sequences
+from sim.policies.fitted import FittedPredictor
+from sim.setup.build import load_trace
+from sim.setup.choices import TraceChoice
+from sim.traces.trace import Trace
+from sim.values.places import CONF
+
+OUTPUT_DIR = "outputs/predictors"
+GROUPS = ("predictor", "trace")
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A predictor, the trace to fit it on with the sequences of its fit split, and where the fit goes."""
+
+    predictor: FittedPredictor
+    choice: TraceChoice
+    trace: Trace
+    sequences: tuple[int, ...]
+    output_dir: Path
+
+
+def request_of(arguments: Sequence[str]) -> FitRequest:
+    """What the command line asks for, with the trace read. Raise ValueError for the first thing that is wrong."""
+    words = dict.fromkeys(GROUPS, False)
+    output_dir, overrides = OUTPUT_DIR, []
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        group = key.split(".")[0]
+        if not equals or (group not in GROUPS and key != "output_dir") or not text:
+            raise ValueError(f"{argument!r} is no key=value of predictor, trace or output_dir; leave it out")
+        if key == "output_dir":
+            output_dir = text
+            continue
+        words[group] = True
+        overrides.append(argument)
+    if not words["predictor"]:
+        raise ValueError("missing predictor=NAME (a file of conf/predictor) or cache=weighted_score")
+    part = _parts(overrides)
+    predictor, choice = part["predictor"], part["trace"]
+    if not isinstance(predictor, FittedPredictor) or not predictor.needs_artefact:
+        raise ValueError(f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is")
+    trace = load_trace(choice.path, predictor.lookahead_sites)
+    return FitRequest(
+        predictor, choice, trace, fit_sequences(trace, choice.exclude, choice.max_sequences), Path(output_dir)
+    )
+
+
+def _parts(overrides: Sequence[str]) -> dict[str, Any]:
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            # A system's own predictor must not stand in the way of the one that is named.
+            cfg = compose("config", ["output_dir=unused", *overrides])
+        return {group: instantiate(cfg[group], _convert_="all") for group in GROUPS}
+    except InstantiationException as error:
+        raise ValueError(str(error.__cause__ or error)) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error).strip()) from None
