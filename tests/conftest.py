@@ -12,8 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from bundled import BUNDLED, Configure
 from capture.import_trace import main as import_trace
+from helpers.bundled import BUNDLED, Configure
 from sim.setup.build import load_trace
 from sim.traces.trace import Trace
 from sim.values.places import ROOT

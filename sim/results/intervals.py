@@ -8,7 +8,7 @@ McCaffrey 2002; Imbens and Kolesar 2016, "HC2"). Both corrections are worked out
 a sequence's length. For n equal sequences this is the usual t with n - 1 degrees of freedom; a sequence that is most of
 the sum leaves about one.
 
-``tests/unit/sim/test_interval_coverage.py`` simulates what the intervals cover; docs/metrics.md has the table.
+``tests/unit/sim/results/test_interval_coverage.py`` simulates what the intervals cover; docs/metrics.md has the table.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "unit" / "sim"), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
 
-from interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage  # noqa: E402
+from helpers.interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage  # noqa: E402
 
 COUNTS = (2, 3, 4, 6, 8, 16, 32)
 TRIALS = 20_000

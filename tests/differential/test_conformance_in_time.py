@@ -21,6 +21,8 @@ from differential.by_hand import foresee, gate, machine, token
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Host, Link, Loader, Placement, Scenario, random_scenario
+from helpers.restless import Restless
+from helpers.slowed import Slowed, slowed
 from real.driver.device import Device, NullDevice
 from real.driver.links import Links
 from real.driver.loop import Driver
@@ -29,8 +31,6 @@ from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import Conformance, NonconformanceError, conform
 from sim.core.loader import Transfer
-from unit.real.restless import Restless
-from unit.real.slowed import Slowed, slowed
 
 KINDS = ("plain", *FEATURES, "mixture")
 MS, US = 1_000_000, 1000

@@ -24,7 +24,7 @@ from sim.core.slots import Slots
 from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
-from sim.engine.engine import engine, links, stream
+from sim.engine import engine, links, stream
 from sim.engine.links import SharedLink
 from sim.policies.recency import LRU
 from sim.values.types import Geometry

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from bundled import Configure
 from differential.both_drivers import check_both_drivers
+from helpers.bundled import Configure
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.trace import Trace

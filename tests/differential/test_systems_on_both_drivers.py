@@ -12,8 +12,8 @@ from itertools import cycle
 
 import pytest
 
-from bundled import Configure
 from differential.both_drivers import check_both_drivers
+from helpers.bundled import Configure
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.trace import Trace

@@ -17,11 +17,11 @@ import pytest
 from differential.features import FEATURES, random_feature, random_mixture
 from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Scenario, random_scenario
+from helpers.slowed import Slowed, slowed
 from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import conform
 from sim.results.calls import first_difference, replay
-from unit.real.slowed import Slowed, slowed
 
 KINDS = ("plain", *FEATURES, "mixture")
 FASTEST, SLOWER = 1, 300

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bundled import Configure
+from helpers.bundled import Configure
 from sim.setup.build import build
 from sim.setup.execute import Result, execute
 

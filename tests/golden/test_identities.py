@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundled import Configure
+from helpers.bundled import Configure
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.policies.placements import Load

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from bundled import Configure
+from helpers.bundled import Configure
 from sim.answers.breakeven import crossing
 from sim.results.latency import decode_time_and_tokens
 from sim.results.paired import FASTER, SLOWER, Paired, paired

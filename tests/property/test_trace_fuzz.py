@@ -21,9 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.cells import with_cells, with_random_scores
+from helpers.traces import EXTRA, edit_header, make_trace, rehash
 from sim.traces.trace import DECODE, Trace, TraceError, read_trace, write_trace
-from unit.sim.cells import with_cells, with_random_scores
-from unit.sim.traces import EXTRA, edit_header, make_trace, rehash
 
 ROUTES, CELLS = "routes.parquet", "prefill_forecasts_raw.parquet"
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from checkpoints import save_checkpoint, write_prompts
-from tiny_models import build
 
 from capture.__main__ import main
 from capture.recording.describe import describe
 from capture.recording.extras import unpack_masks
 from capture.recording.prompts import has_repetition
 from capture.recording.settings import SettingError, parse_settings
+from helpers.checkpoints import save_checkpoint, write_prompts
+from helpers.tiny_models import build
 from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
 
 REQUIRED = ["model=m", "prompts=p", "output_dir=o"]

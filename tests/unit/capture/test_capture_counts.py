@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from checkpoints import save_checkpoint, write_prompts
-from tiny_models import build
 
 from capture.__main__ import main
 from capture.fit import _inputs as read_inputs
 from capture.lint import lint
 from capture.recording.settings import SettingError, parse_settings
 from capture.statistics.sample import Unavailable, take
+from helpers.checkpoints import save_checkpoint, write_prompts
+from helpers.tiny_models import build
 from sim.fitting.fits import sample_of
 from sim.policies.learned import LearnedPerSite
 from sim.traces.trace import DECODE, Trace, read_trace

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from import_fixtures import FACTS, imported
 
 import capture.import_trace
 import sim.traces.trace
@@ -15,6 +14,7 @@ from capture.import_trace import FORMATS, KEYS, REQUIRED, main, parse
 from capture.importers.parts import FACTS as FACT_KEYS
 from capture.importers.parts import LACKS
 from capture.importers.source import ImportFailure
+from helpers.import_fixtures import FACTS, imported
 
 NAMES = ("bigmoe", "gpt_oss_fingerprint", "npz", "colibri", "vllm", "sglang", "ktransformers", "moe_cache_eval",
          "flame", "csv", "jsonl")  # fmt: skip

@@ -17,8 +17,8 @@ from capture.linting.checks import find_loops, shared_offsets
 from capture.statistics.codes import selection_codes
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
+from sim.values.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 SHARED = ROOT / ".." / "shared" / "traces"
 NPZ, PHONE = SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz", SHARED / "phone_qwen3_30b" / "qwen.route.csv"

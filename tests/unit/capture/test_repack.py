@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from capture.repack import main, repack
+from helpers.cells import with_cells, with_random_scores
+from helpers.traces import EXTRA, assert_equal, make_trace
 from sim.traces.trace import read_header, read_trace, write_trace
-from unit.sim.cells import with_cells, with_random_scores
-from unit.sim.traces import EXTRA, assert_equal, make_trace
 
 pytest.importorskip("pyarrow")
 

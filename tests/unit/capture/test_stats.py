@@ -24,11 +24,11 @@ from capture.statistics.reuse import (
     unions,
 )
 from capture.statistics.sample import Sample, take
+from helpers import brute_stats as brute
+from helpers.brute_stats import at
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape, Trace
-from unit.capture import brute_stats as brute
-from unit.capture.brute_stats import at
 
 SITES, EXPERTS, TOP_K = 4, 7, 3
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+
+from sim.values.places import ROOT
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -18,7 +19,7 @@ from capture.tiny.families import family_named  # noqa: E402
 from capture.tiny.model import build_model, load_model  # noqa: E402
 from capture.tiny.recipes import RECIPES  # noqa: E402
 
-ASSETS = Path(__file__).parents[3] / "capture" / "assets"
+ASSETS = ROOT / "capture" / "assets"
 PASSAGES = ASSETS / "prompts" / "heldout.jsonl"
 ALL_ASSETS_BYTES = 36_000_000
 LARGEST_BYTES = {"tiny_mixtral": 15_000_000, "tiny_qwen2moe": 7_000_000, "tiny_switch": 4_000_000}

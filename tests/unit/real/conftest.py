@@ -1,5 +1,5 @@
 """Fixtures of the tests of `real`."""
 
-from unit.real.cpu_runs import no_thread_is_left, prepare, stores
+from helpers.cpu_runs import no_thread_is_left, prepare, stores
 
 __all__ = ["no_thread_is_left", "prepare", "stores"]

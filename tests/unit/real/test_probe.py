@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.fake_runtime import FakeRuntime
 from real.cuda.arena import PinnedArena
 from real.cuda.bench import summarise
 from real.cuda.probing import REPEATS, copies, gathers, gathers_bytes, quantiles
 from real.probe import main
-from unit.real.cuda.fake_runtime import FakeRuntime
 
 
 class Clocked(FakeRuntime):

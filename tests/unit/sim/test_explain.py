@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from omegaconf import OmegaConf
 
-from bundled import Configure
+from helpers.bundled import Configure
 from sim.answers.explain_words import Names, prefetch_story
 from sim.answers.lookahead_ranks import Forecast, forecasts, rows_of_step
 from sim.explain import Explained, Question, main

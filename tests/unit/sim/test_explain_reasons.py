@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundled import Configure
+from helpers.bundled import Configure
 from sim.explain import Explained, Question
 from sim.results.outputs import write_outputs
 from sim.results.run_log import RunLog

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hydra.utils import instantiate
 
-from bundled import BUNDLED, Configure
+from helpers.bundled import BUNDLED, Configure
 from sim.fit import main
 from sim.fitting.artefact import ArtefactError, read_artefact, write_artefact
 from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences, sample_of

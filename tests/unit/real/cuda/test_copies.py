@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fake_runtime import FakeRuntime, OrderError
 from torch import Tensor
 
+from helpers.fake_runtime import FakeRuntime, OrderError
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.copies import CopyEngine, Elsewhere, Pinned
 from real.cuda.runtime import DeviceError

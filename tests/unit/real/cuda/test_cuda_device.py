@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 import torch
-from fake_runtime import FakeRuntime
 from hydra import compose, initialize_config_dir
 
 import real.cuda.device
+from helpers.fake_runtime import FakeRuntime
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
 from real.live.run import live_driver, prepare

@@ -8,12 +8,12 @@ from threading import Condition, Lock, Thread
 
 import pytest
 import torch
-from test_copies import SIZE, Bench, bench, content
 from torch import Tensor
 
 from real.cuda.copies import Pinned
 from real.cuda.feeder import Feeder
 from sim.core.slots import RESIDENT
+from unit.real.cuda.test_copies import SIZE, Bench, bench, content
 
 PATIENCE_S = 20.0
 

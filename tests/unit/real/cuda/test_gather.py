@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fake_runtime import FakeRuntime, OrderError
 from torch import Tensor
 
+from helpers.fake_runtime import FakeRuntime, OrderError
 from real.cuda.arena import PinnedArena
 from real.cuda.gather import Gatherer, arena_bytes, kept_rows
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from fake_runtime import FakeRuntime, OrderError
 from torch import Tensor
 
+from helpers.fake_runtime import FakeRuntime, OrderError
 from real.cuda.arena import PinnedArena
 from real.cuda.segments import Kind, Need, Segments, fused_expert, sparse_expert_in_part, tables_bytes
 from real.kernels.quantise import layout_of, quantise

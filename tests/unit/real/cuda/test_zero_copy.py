@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fake_runtime import FakeRuntime, OrderError
 from torch import Tensor
 
+from helpers.fake_runtime import FakeRuntime, OrderError
 from real.cuda.arena import PinnedArena
 from real.cuda.gather import Gatherer
 from real.cuda.zero_copy import ZeroCopyGatherer, gatherer_bytes, gatherer_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import error, exact, in_slots, random
 
+from helpers.oracles import error, exact, in_slots, random
 from real.kernels.dequant_gemv import dequant_gemv, tiling
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.slot_matrices import in_one_slot

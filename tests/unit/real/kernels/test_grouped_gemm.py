@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import error, exact, in_slots, random
 
+from helpers.oracles import error, exact, in_slots, random
 from real.kernels.grouped_gemm import grouped_gemm, tiles_of
 
 TILE = (32, 64, 128)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import error, random
 from torch import Tensor
 
+from helpers.oracles import error, random
 from real.kernels.sparse_expert import gathered_expert, sparse_expert
 
 TILE = (64, 256)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from oracles import error, random
 from torch import Tensor
 
+from helpers.oracles import error, random
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
 
 FORMS = [(1, 1, 1, 1), (2, 8, 2, 64), (3, 60, 4, 130), (1, 128, 8, 256), (2, 7, 7, 33), (1, 16, 3, 97)]

@@ -15,13 +15,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from helpers.worked import make_run
 from sim.audit.__main__ import audit, main
 from sim.audit.files import COLUMNS, RunFiles, read_run
 from sim.audit.rules import flat, is_number
 from sim.results.outputs import write_outputs
 from sim.setup.execute import execute
 from sim.values.places import ROOT
-from unit.sim.worked import make_run
 
 NOT_RECOMPUTED = {
     "schema", "version", "system", "trace.name", "trace.sha256", "trace.source", "trace.gates", "trace.findings",

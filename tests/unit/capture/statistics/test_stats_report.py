@@ -1,0 +1,181 @@
+"""Statistics of real traces, and the command that sets them side by side with what was published."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from capture.statistics import figures as stats_figures
+from capture.statistics.gating_report import report as gating_report
+from capture.statistics.published import PAPERS, PUBLISHED
+from capture.statistics.report import STATISTICS, headlines, merged, report
+from capture.statistics.reuse import (
+    gini,
+)
+from capture.statistics.sample import Unavailable
+from capture.stats import main, parse, read_named, summary_table
+from helpers.brute_stats import at
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape, Trace, read_trace, write_trace
+from sim.values.places import ROOT
+
+BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
+SHARED = ROOT / ".." / "shared" / "traces"
+NPZ, OWN = SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz", SHARED / "stats" / "gptoss20b_decode_norep.json"
+
+# The bundled trace: what only a real capture holds
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Trace:
+    return read_trace(BUNDLED, "all")
+
+
+def test_cosines_of_the_bundled_trace_are_those_of_its_kept_inputs(bundled: Trace) -> None:
+    table = report(bundled, BUNDLED, only=["input_cosine"]).tables["input_cosine"]
+    safetensors = pytest.importorskip("safetensors.numpy")
+    kept = [safetensors.load_file(path) for path in sorted((BUNDLED / "hidden").iterdir())]
+    for site, distance in ((0, 1), (7, 2), (12, 3)):
+        cosines = []
+        for tensors in kept:
+            for inputs in tensors["gate_in"].astype(int).tolist():
+                one, other = inputs[site], inputs[site + distance]
+                dot = sum(a * b for a, b in zip(one, other, strict=True))
+                cosines.append(dot / math.hypot(*one) / math.hypot(*other))
+        row = at(table, site=site, distance=distance)
+        assert row["rows"] == len(cosines)
+        assert row["value"] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+    assert len(table) == 15 + 14 + 13
+
+
+def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bundled: Trace) -> None:
+    table = report(bundled, BUNDLED, only=["up_concentration"]).tables["up_concentration"]
+    thresholds = pytest.importorskip("safetensors.numpy").load_file(BUNDLED / "thresholds.safetensors")["thresholds"]
+    for row in table.iter_rows(named=True):
+        place = [0.5, 0.8, 0.9].index(row["sparsity"])
+        mine = thresholds[row["site"]].astype(float)
+        assert row["value"] == pytest.approx(mine[:, place].mean() / mine[:, 2].mean())
+        assert row["active"] == pytest.approx(1 - row["sparsity"], abs=0.02)
+        assert row["low"] <= row["active"] <= row["high"]
+    # Of a normal distribution |x| is below 0.6745 and 1.6449 sd in half and in 90 % of the cases.
+    assert table.filter(sparsity=0.5)["gaussian"][0] == pytest.approx(0.6745 / 1.6449, abs=1e-4)
+
+
+def test_what_a_trace_cannot_serve_says_why(bundled: Trace) -> None:
+    bare = replace(bundled, logits=None, lookahead={}, expert_norms=None, active_shares=None,
+                   header=replace(bundled.header, lookahead=None, sparsities=(), files={}))  # fmt: skip
+    of = report(bare, BUNDLED)
+    assert set(of.missing) == {"input_cosine", "lookahead_recall", "router_entropy", "weight_norms", "up_concentration"}
+    assert of.missing["router_entropy"] == "logits were not recorded"
+    assert set(of.tables) | set(of.missing) == set(STATISTICS)
+    prompts = report(bundled, BUNDLED, phase="prompt", only=["lookahead_recall", "weight_norms", "least_popular"])
+    assert set(prompts.missing) == {"lookahead_recall", "weight_norms"}
+    assert "recorded for decoded rows" in prompts.missing["lookahead_recall"]
+    assert prompts.tokens == 3094
+    with pytest.raises(Unavailable, match="no decode rows of the 0 sequences left by exclude=has_repetition"):
+        report(_flagged(bundled), exclude=["has_repetition"])
+
+
+def _flagged(trace: Trace) -> Trace:
+    sequences = tuple(replace(item, flags={"has_repetition": True}) for item in trace.header.sequences)
+    return replace(trace, header=replace(trace.header, sequences=sequences))
+
+
+def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) -> None:
+    """In the report of a model at work, in that of a trace, or in that of a trace recorded at another position."""
+    from unit.capture.statistics.test_gating_stats import random_gating
+
+    ahead = bundled.header.lookahead
+    assert ahead is not None
+    rows = headlines(report(bundled, BUNDLED))
+    assert len({row.measure for row in rows}) == len(rows)
+    measures = {row.name for row in gating_report(random_gating())} | {row.measure for row in rows}
+    for position in ("attn_in", "next_attn_in"):
+        header = replace(bundled.header, lookahead=replace(ahead, position=position))
+        measures |= {
+            row.measure for row in headlines(report(replace(bundled, header=header), only=["lookahead_recall"]))
+        }
+    assert set(PUBLISHED) <= measures
+    assert {published.paper for published in PUBLISHED.values()} == set(PAPERS)
+
+
+@pytest.mark.thorough
+def test_traces_stand_side_by_side_in_tables_files_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(tmp_path / "other", synthesize(ModelShape("other", "none", 5, 9, 2, 8, 8), tokens=30, sequences=3))
+    output = tmp_path / "output"
+    assert main([str(BUNDLED), str(tmp_path / "other"), f"output_dir={output}"]) == 0
+    figures = {f"{name}.png" for name in stats_figures.FIGURES}
+    assert {path.name for path in output.iterdir()} == figures | {
+        "missing.json", "summary.parquet", *(f"{name}.parquet" for name in STATISTICS)
+    }  # fmt: skip
+    assert all((output / name).read_bytes()[:4] == b"\x89PNG" for name in figures)
+    summary = pl.read_parquet(output / "summary.parquet")
+    expected = headlines(report(read_trace(BUNDLED, "all"), BUNDLED))
+    mine = summary.filter(trace="tiny_mixtral")
+    assert sorted(zip(mine["measure"], mine["value"], strict=True)) == sorted((r.measure, r.value) for r in expected)
+    assert at(summary, trace="tiny_mixtral", measure="p1(+1)")["source"] == "HOBBIT, fig. 7b"
+    assert set(pl.read_parquet(output / "unions.parquet")["trace"]) == {"tiny_mixtral", "other"}
+    assert set(json.loads((output / "missing.json").read_text())["other"]) == {
+        "input_cosine", "least_popular", "weight_norms", "up_concentration"
+    }  # fmt: skip
+    out = capsys.readouterr().out
+    assert "other: no weight_norms: expert_norms were not recorded" in out
+    assert "HOBBIT: Tang et al." in out
+
+
+def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_trace(tmp_path / folder, synthesize(ModelShape("x", "none", 2, 4, 1, 8, 8), tokens=5, sequences=1))
+    named = read_named([tmp_path / "a", tmp_path / "b"])
+    assert list(named) == [f"x ({tmp_path / 'a'})", f"x ({tmp_path / 'b'})"]
+    reports = {name: report(trace, only=["popularity"]) for name, (trace, _) in named.items()}
+    assert summary_table(reports, merged(reports)["summary"]).row_count == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give the directory of a trace"),
+        (["a", "phase=later"], "phase=later must be one of decode, prompt, all"),
+        (["a", "only=popularity,fame"], "only=fame is unknown"),
+        (["a", "depth=3"], "'depth=3' must be one of the known key=value"),
+        (["a", "seed=1", "seed=2"], "once"),
+        (["a", "seed=-1"], "seed=-1 must be a whole number"),
+        (["a", "output_dir=/"], "output_dir=/ is not empty"),
+        (["/nowhere"], "header.json"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_arguments_are_read() -> None:
+    read = parse(["a", "b", "exclude=x,y", "only=paths", "seed=4", "phase=all"])
+    assert (read.traces, read.exclude, read.only, read.seed) == ((Path("a"), Path("b")), ("x", "y"), ("paths",), 4)
+
+
+# Real traces: third-party data that is not part of the project
+
+
+@pytest.mark.skipif(not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here")
+def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(gpt_oss: Path) -> None:
+    """Computed from the same file, without its flagged sequences, by a program that shares no line with this one."""
+    known = json.loads(OWN.read_text())
+    only = ["popularity", "reuse_by_lag"]
+    of = report(read_trace(gpt_oss), only=only, exclude=["has_repetition"])
+    assert of.tokens == known["N"]
+    shares = [part["share"].to_numpy() for part in of.tables["popularity"].partition_by("site")]
+    assert [share.max() * 32 for share in shares] == pytest.approx(known["max_over_mean"], abs=6e-4)
+    assert [gini(share) for share in shares] == pytest.approx(known["gini"], abs=6e-5)
+    for lag in ("1", "2", "4", "8"):
+        rows = of.tables["reuse_by_lag"].filter(lag=int(lag)).sort("site")
+        assert rows["value"].to_list() == pytest.approx(known["reuse_lag"][lag], abs=6e-5)
+        assert rows["popularity_alone"].to_list() == pytest.approx(known["reuse_iid_global"], abs=6e-5)

@@ -1,0 +1,69 @@
+"""A file of experts: written once, and refused where it was cut or altered or is of other experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.cpu_runs import FREE, Prepare
+from real.driver.settings import Engine
+from real.host.cpu import CpuDevice
+from real.store.store import Store, StoreError
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+def test_a_store_is_written_once_and_opened_again(prepare: Prepare, stores: Path) -> None:
+    prepare("system=lru", *FREE)
+    path = stores / "tiny_mixtral-fp16.experts"
+    written = path.stat().st_mtime_ns
+    store = Store(path)
+    store.verify()
+    assert store.header.lossless == (True,)
+    prepare("system=lru", *FREE)
+    assert path.stat().st_mtime_ns == written
+
+
+def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(prepare: Prepare, tmp_path: Path) -> None:
+    prepare("system=lru", *FREE, store_dir=tmp_path)
+    path = tmp_path / "tiny_mixtral-fp16.experts"
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-5000])
+    with pytest.raises(StoreError, match=r"has \d+ bytes, but its header tells of \d+"):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    content[-5000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="another sha256"):
+        Store(path).verify()
+    path.write_bytes(content[:60] + b"{" * 4000 + content[4060:])
+    with pytest.raises(StoreError, match="header is damaged"):
+        Store(path)
+    path.write_bytes(b"PK" + content[2:])
+    with pytest.raises(StoreError, match="no store of experts"):
+        Store(path)
+
+
+def test_a_store_of_other_experts_than_the_run_counts_with_is_refused(prepare: Prepare) -> None:
+    lru, hobbit = (prepare(f"system={system}", *FREE) for system in ("lru", "hobbit"))
+    assert lru.weights is not None
+    assert hobbit.weights is not None
+    geometry = lru.run.controller.geometry
+    lru.weights.store.check_shape(geometry)
+    with pytest.raises(StoreError, match=r"holds 16 x 8 experts of \(92160,\) B, the run needs 15 x 8 of \(92160,\) B"):
+        lru.weights.store.check_shape(replace(geometry, sites=15))
+    with pytest.raises(StoreError, match=r"experts of \(92160, \d+\) B, the run needs 16 x 8 of \(92160,\) B"):
+        CpuDevice(lru.run.controller, hobbit.weights, Engine(source="direct"))
+
+
+def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("real.store.store.os.posix_fallocate", full)
+    with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
